@@ -16,7 +16,7 @@ def numbers(text: str, low: int, high: int, example: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < low or max(found) > high:
-        raise typer.BadParameter(f"{text!r} is no list of numbers from {low} to {high}, such as {example}")
+        raise typer.BadParameter(f"{text!r} is not a list of numbers from {low} to {high}, such as {example}")
     return list(dict.fromkeys(found))
 
 

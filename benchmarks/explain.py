@@ -141,13 +141,13 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 @app.command()
 def main(
     policies: Annotated[str, typer.Option(help="Policies, comma-separated.")] = "vllm-v1,quire",
-    waiting: Annotated[str, typer.Option(help="Requests waiting, N or N,N,...")] = "10000",
+    waiting: Annotated[str, typer.Option(help="Number of waiting requests, N or N,N,...")] = "10000",
     running: Annotated[int, typer.Option(min=1, help="Sequences running.")] = 256,
-    steps: Annotated[int, typer.Option(min=16, help="Timed steps of each.")] = 1_024,
+    steps: Annotated[int, typer.Option(min=16, help="Timed steps of each core.")] = 1_024,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
     save: Annotated[bool, typer.Option(help="Write benchmarks/results/explain.json.")] = False,
 ) -> None:
-    """Measure what telling every reason costs beside the same steps without."""
+    """Measure the cost of recording every reason, against the same steps without."""
     sizes = command_line.numbers(waiting, 1, 1_000_000, "1000,10000")
     names = [name.strip() for name in policies.split(",")]
     rows = []

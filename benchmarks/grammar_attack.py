@@ -40,10 +40,11 @@ COMPANY: dict[str, SamplingParams | None] = {
 
 _HELP_END = """
 Three processes and this client, on one machine, with the built-in model. The plain stream is greedy and has --tokens tokens; its
-speed is those behind the first over the time between. Its company samples 400 tokens, and sends its request anew whenever it ends;
-"plain" is without a grammar, which is what company costs by itself. Shares are of the speed alone, medians of the rounds.
+speed is the number of tokens after the first / the time from the first to the last. A concurrent request samples 400 tokens and is
+sent again whenever it ends; "plain" has no grammar and shows the cost of any concurrent request. Shares are relative to the speed
+alone, medians over the rounds.
 
-Goals: beside the attack with n = 8 at least half; 90 % is wanted.
+Goals: at least 50 % beside the attack with n = 8; 90 % is desired.
 """
 
 
@@ -56,8 +57,8 @@ class Company:
 
 
 def main(
-    tokens: Annotated[int, typer.Option(min=2, help="Of the plain stream.")] = 600,
-    rounds: Annotated[int, typer.Option(min=1, help="Of all kinds of company.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the plain stream.")] = 600,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of all kinds of concurrent requests.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/grammar-attack.json.")] = False,
 ) -> None:
@@ -148,7 +149,7 @@ def _keep_asking(
 
 
 def _show(result: dict[str, Any], console: Console) -> None:
-    table = Table("beside", "tokens/s", "share", "tokens of the company", "its ends")
+    table = Table("beside", "tokens/s", "share", "tokens of concurrent requests", "their ends")
     for name, run in result["runs"].items():
         ends = ", ".join(f"{count} {end}" for end, count in run["company_ends"].items())
         table.add_row(name, f"{run['tokens_per_s']:.1f}", f"{run['share']:.0%}", str(run["company_tokens"]), ends)

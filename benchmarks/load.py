@@ -41,7 +41,7 @@ def _kinds(name: str) -> list[WorkloadKind]:
     try:
         return [WorkloadKind(name)]
     except ValueError:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join([*WorkloadKind, ALL])}") from None
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join([*WorkloadKind, ALL])}") from None
 
 
 def _rate_of(kind: WorkloadKind, rate: float | None) -> float | None:
@@ -50,7 +50,7 @@ def _rate_of(kind: WorkloadKind, rate: float | None) -> float | None:
 
 
 def main(
-    grpc: Annotated[str, typer.Option(help="HOST:PORT of our gRPC API.")] = "",
+    grpc: Annotated[str, typer.Option(help="HOST:PORT of Quire's gRPC API.")] = "",
     openai: Annotated[str, typer.Option(help="Base URL of an OpenAI endpoint.")] = "",
     up: Annotated[str, typer.Option(help="Start the three services with this model, measure them, stop them.")] = "",
     workload: Annotated[str, typer.Option(help="batch, poisson, shared-prefix, single or all.")] = "batch",
@@ -63,14 +63,14 @@ def main(
         float | None, typer.Option(min=1e-6, help="Requests per second of poisson and shared-prefix; default 4.")
     ] = None,
     prefix_len: Annotated[int, typer.Option(min=1, help="Tokens that shared-prefix requests share.")] = 256,
-    num_prefixes: Annotated[int, typer.Option(min=1, help="Different prefixes of shared-prefix.")] = 4,
+    num_prefixes: Annotated[int, typer.Option(min=1, help="Number of distinct prefixes of shared-prefix.")] = 4,
     seed: int = 0,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before each run that are not measured.")] = 4,
+    warmup: Annotated[int, typer.Option(min=0, help="Unmeasured requests before each run.")] = 4,
     max_in_flight: Annotated[
-        int | None, typer.Option(min=1, help="Hold back more than this many (default: none).")
+        int | None, typer.Option(min=1, help="Maximum number of concurrent requests (default: no limit).")
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="tokenizer.json or its folder: exact lengths. Else lengths are words.")
+        str, typer.Option(help="tokenizer.json or its folder, for exact lengths. Without it lengths are in words.")
     ] = "",
     send_ids: Annotated[
         bool, typer.Option("--send-ids", help="Send token ids instead of text (needs --tokenizer).")
@@ -78,16 +78,16 @@ def main(
     model: Annotated[str, typer.Option(help="Model name for --openai; default: the first one served.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Use /v1/chat/completions with --openai.")] = False,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for exactly the output length (an extension of OpenAI's API).")
+        bool, typer.Option(help="Request exactly the output length (an extension of OpenAI's API).")
     ] = True,
     timeout_s: Annotated[float, typer.Option(min=0.1)] = 600.0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Result file; default benchmarks/results/load-NAME.json.")] = None,
     name: Annotated[str, typer.Option(help="NAME of the result file; default: workload and kind of target.")] = "",
     save: Annotated[bool, typer.Option(help="Write the result file.")] = True,
-    plot: Annotated[Path | None, typer.Option(help="Draw a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a plot, PNG.")] = None,
 ) -> None:
-    """Measures a server under load. Exit status 1 when any request failed."""
+    """Measures a server under load. Exit status 1 if any request failed."""
     if sum(map(bool, (grpc, openai, up))) != 1:
         raise typer.BadParameter("give exactly one of --grpc, --openai and --up")
     cut = _tokenizer(tokenizer or up)

@@ -1,7 +1,7 @@
 """Measures the memory of a scheduler's history buffers: steps, decisions and the recording.
 
     python -m benchmarks.looking_back --save          # about three minutes
-    python -m benchmarks.looking_back --steps 2000    # a look
+    python -m benchmarks.looking_back --steps 2000    # a short run
 
 This module holds the runs and their table. Each run is a process of its own, so that its memory is that of
 its buffers alone.
@@ -42,11 +42,11 @@ _VOCAB = 32_000
 _MIB = 2**20
 
 _HELP_END = """
-One core of the preset `quire` in virtual time, without services: requests of 128 prompt and 64 output tokens, as many at a time as
---running, each followed by another when it is over. Runs: nothing is kept; each buffer alone; all of them. What a buffer takes is
-the resident memory of its run above that of the run without any. Bounds are the scheduler's defaults.
+One core of the preset `quire` in virtual time, without services: --running concurrent requests of 128 prompt and 64 output tokens,
+each replaced by another when it ends. Runs: no buffer; each buffer alone; all of them. A buffer's memory is the resident memory of
+its run minus that of the run without buffers. Limits are the scheduler's defaults.
 
-Goal: all together at most 65 MiB.
+Goal: at most 65 MiB for all together.
 """
 
 
@@ -144,12 +144,12 @@ def _in_process(buffers: list[str], steps: int, running: int) -> int:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Of each run.")] = 40_000,
-    running: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 40_000,
+    running: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/looking-back.json.")] = False,
 ) -> None:
-    """Measures the memory of what a scheduler keeps to look back on."""
+    """Measures the memory of a scheduler's history buffers."""
     result = {"benchmark": "looking_back", **measure(steps, running)}
     if save:
         report.save("looking-back", result)

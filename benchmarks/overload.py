@@ -1,7 +1,7 @@
 """Measures how five times the servable number of requests affects those that are served.
 
     python -m benchmarks.overload --save            # about two minutes
-    python -m benchmarks.overload --seconds 5       # a look
+    python -m benchmarks.overload --seconds 5       # a short run
 
 This module holds the runs and their table. The client: benchmarks.open_load; the services:
 benchmarks.service.
@@ -22,24 +22,26 @@ LOADS = (0.8, 5.0)
 _WORKER = {"step_base_s": 0.02, "prefill_token_s": 10e-6, "decode_row_s": 50e-6, "num_gpu_blocks": 8_192}
 
 _HELP_END = """
-Three processes and this client, on one machine; the simulated worker takes 20 ms for a step. Capacity: requests per second that as
-many clients get as sequences run, each sending the next when one is over. Then Poisson arrivals at 0.8 and 5 times that. The queue
-takes what starts within --max-waiting-s; the rest is refused. First tokens of those served, answers of those refused, as the client
-sees them. The first tenth of each run does not count.
+Three processes and this client, on one machine; the simulated worker takes 20 ms per step. Capacity: requests per second completed
+for --max-num-seqs clients, each sending the next request when one ends. Then Poisson arrivals at 0.8 and 5 times the capacity. The
+queue accepts requests that start within --max-waiting-s and refuses the rest. Times to first token of served requests and to the
+error of refused ones are measured at the client. The first tenth of each run does not count.
 
-Goals: p99 of first tokens at 5 times at most twice that at 0.8; goodput at least 95 % of the peak (the capacity); refusals within
-10 ms, each with a time to try again.
+Goals: p99 of the time to first token at 5 times at most twice that at 0.8; goodput at least 95 % of the peak (the capacity);
+refusals within 10 ms, each with a retry time.
 """
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=1, help="Of each run.")] = 30.0,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 16,
-    max_waiting_s: Annotated[float, typer.Option(min=0.01, help="How long a request may have to wait.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each run.")] = 30.0,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 16,
+    max_waiting_s: Annotated[
+        float, typer.Option(min=0.01, help="Maximum expected waiting time of an accepted request.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 1,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/overload.json.")] = False,
 ) -> None:
-    """Measures first tokens, goodput and refusals at 0.8 and at 5 times the capacity."""
+    """Measures time to first token, goodput and refusals at 0.8 and at 5 times the capacity."""
     result = measure(seconds, max_num_seqs, max_waiting_s, seed)
     if save:
         report.save("overload", {"benchmark": "overload", "max_num_seqs": max_num_seqs, **result})

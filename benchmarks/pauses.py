@@ -1,7 +1,7 @@
 """Measures how long streams pause when a service is killed or stopped, and how soon a stopped one is noticed.
 
     python -m benchmarks.pauses --kills 30 --save      # about 25 minutes
-    python -m benchmarks.pauses --kills 3 --json       # a look
+    python -m benchmarks.pauses --kills 3 --json       # a short run
 
 This module holds the faults, the streams and the table. Services are restarted as `quire up` does.
 """
@@ -45,12 +45,12 @@ _NUM_TOKENS = 400
 _STEADY_S = 0.5
 
 _HELP_END = """
-Four streams run all the time, each begun again when it is over. A harm comes at a random moment, the next one when all streams have
-gone on for --rest seconds. Pause: of each stream, the longest gap between two of its tokens from the harm on. Noticed: from SIGSTOP
-until the health of the service in front says NOT_SERVING; then the process goes on (SIGCONT). Services are started again as by
-`quire up`, which waits longer from death to death in a row.
+Four streams run all the time; each is restarted when it ends. Faults are injected at random moments, after all streams have run
+steadily for --rest seconds. Pause: of each stream, the longest gap between two of its tokens from the fault on. Noticed: from
+SIGSTOP until the health service of the service in front of the stopped one reports NOT_SERVING; then the process is continued
+(SIGCONT). Services are restarted as by `quire up`, with a delay that grows with consecutive exits.
 
-Goals: pause after a scheduler's kill 3 s p50 and 5 s p99, after a stopped worker 4 s p99; noticed within 2.5 s.
+Goals: pause after a killed scheduler 3 s p50 and 5 s p99, after a stopped worker 4 s p99; noticed within 2.5 s.
 """
 
 
@@ -152,7 +152,7 @@ class Harms:
         deadline_s = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"streams do not go on, or nothing is noticed, within {_PATIENCE_S:g} s")
+                raise RuntimeError(f"streams did not continue, or the fault was not noticed, within {_PATIENCE_S:g} s")
             time.sleep(_POLL_S)
 
 
@@ -206,11 +206,11 @@ def _read(stack: LocalStack) -> Iterator[list[Stream]]:
 
 
 def main(
-    kills: Annotated[int, typer.Option(min=1, help="How often each harm is done.")] = 5,
-    rest: Annotated[float, typer.Option(min=0, help="Seconds without harm between two.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 1,
-    model: Annotated[Path | None, typer.Option(help="A checkpoint; left out, the built-in model.")] = None,
-    simulated: Annotated[bool, typer.Option("--simulated", help="The simulated worker.")] = False,
+    kills: Annotated[int, typer.Option(min=1, help="Number of injections of each fault.")] = 5,
+    rest: Annotated[float, typer.Option(min=0, help="Seconds of steady streams between two faults.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Seed of the moments of faults.")] = 1,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint folder; default: the built-in model.")] = None,
+    simulated: Annotated[bool, typer.Option("--simulated", help="Use the simulated worker.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/pauses.json.")] = False,
 ) -> None:

@@ -53,7 +53,7 @@ def shapes_of(text: str) -> list[tuple[int, int]]:
     shapes = [(int(match[1]), int(match[2])) for match in found if match]
     if len(shapes) < len(found) or any(depth % 4 or not depth or not columns for depth, columns in shapes):
         raise typer.BadParameter(
-            f"{text!r} is no list of DEPTHxCOLUMNS, such as 576x960,1536x576; depths are multiples of 4"
+            f"{text!r} is not a list of DEPTHxCOLUMNS, such as 576x960,1536x576; depths are multiples of 4"
         )
     return shapes
 
@@ -173,17 +173,17 @@ def main(
         "576x960,576x3072,1536x576,576x49152"
     ),
     rows: Annotated[str, typer.Option(help="Rows multiplied at a time, N or N,N,...")] = "1,2,4,8,16,64,256",
-    threads: Annotated[int, typer.Option(min=0, help="Compute threads; 0 = as many as torch takes.")] = 0,
-    cold: Annotated[int, typer.Option(min=1, help="MiB of weights of each form, more than caches hold.")] = 128,
+    threads: Annotated[int, typer.Option(min=0, help="Compute threads; 0 = torch's default.")] = 0,
+    cold: Annotated[int, typer.Option(min=1, help="MiB of weights of each form; should exceed the caches.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the best of each form counts.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/products.json.")] = False,
 ) -> None:
-    """Measure products with packed weights (bf16, float32, int8) beside F.linear and plain reads of memory."""
+    """Measures products with packed weights (bf16, float32, int8), F.linear and plain memory reads."""
     counts, wanted = command_line.numbers(rows, 1, 65_536, "1,8,64"), shapes_of(shapes)
     kernels = decoder_kernels(make_backend("cpu", os.environ, lambda line: print(line, file=sys.stderr)))
     if kernels is None:
-        raise typer.BadParameter("there are no compiled CPU kernels here; the warning above says why")
+        raise typer.BadParameter("compiled CPU kernels are not available; the warning above has the reason")
     if threads:
         torch.set_num_threads(threads)
     found: list[dict[str, Any]] = []

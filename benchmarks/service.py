@@ -94,8 +94,8 @@ class Stack:
 
 
 def main(
-    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(_PORTS)}.")],
-    settings: Annotated[str, typer.Argument(help="Its settings, a JSON object.")] = "{}",
+    name: Annotated[str, typer.Argument(help=f"Service: {', '.join(_PORTS)}.")],
+    settings: Annotated[str, typer.Argument(help="Settings of the service, a JSON object.")] = "{}",
 ) -> None:
     """Runs one service of a benchmark."""
     values = json.loads(settings)

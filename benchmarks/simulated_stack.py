@@ -64,7 +64,7 @@ class Arrivals:
                 break
         inside = sum(tokens for at, _, tokens in self.events if start < at <= end)
         if not start or end <= start:
-            raise RuntimeError("the sequences never all ran at the same time; ask for more tokens")
+            raise RuntimeError("the sequences never all ran at the same time; use more tokens")
         return inside / self.num_seqs / (end - start), end - start
 
 
@@ -150,10 +150,10 @@ def measure(
 def main(
     num_seqs: Annotated[int, typer.Option(min=1)] = 256,
     tokens: Annotated[int, typer.Option(min=8, help="Output tokens per sequence.")] = 1000,
-    timeout_s: Annotated[float, typer.Option(help="Limit of each of the two runs.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option(help="Time limit of each of the two runs, in seconds.")] = 120.0,
     save: Annotated[bool, typer.Option(help="Write benchmarks/results/simulated-stack.json.")] = True,
 ) -> None:
-    """Starts scheduler, gateway and a simulated worker that takes no time, and counts steps per second."""
+    """Starts scheduler, gateway and a simulated worker without step time, and measures steps per second."""
     worker = ("--time-scale", "0", "--num-gpu-blocks", str(num_seqs * (tokens // 16 + 4)))
     with LocalStack(simulated=True, worker_args=worker, scheduler_args=("--max-num-seqs", str(num_seqs))) as stack:
         ways: dict[str, Callable[[Arrivals], Awaitable[None]]] = {

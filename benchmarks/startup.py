@@ -104,11 +104,11 @@ def first_token(address: str) -> None:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Folder of a checkpoint.")] = str(Path("models") / "tiny"),
+    model: Annotated[str, typer.Option(help="Checkpoint folder.")] = str(Path("models") / "tiny"),
     runs: Annotated[int, typer.Option(min=1)] = 3,
     save: Annotated[bool, typer.Option(help="Write benchmarks/results/startup.json.")] = True,
 ) -> None:
-    """Times `quire up`, several times."""
+    """Measures the start of `quire up`, several times."""
     figures = [run_once(model) for _ in range(runs)]
     medians = {key: round(statistics.median(run[key] for run in figures), 3) for key in figures[0]}
     goals = {**GOALS, **RSS_GOALS}

@@ -1,7 +1,7 @@
 """Measures where a step's time goes in the whole stack: parts in the worker, between steps, processor time by process.
 
     python -m benchmarks.step_profile --save --plot docs/pictures/step-profile.png     # a minute
-    python -m benchmarks.step_profile --model bench-15m --requests 8 --output 32       # a look
+    python -m benchmarks.step_profile --model bench-15m --requests 8 --output 32       # a short run
 
 This module holds the run through gRPC, figures from the step log and the processes, and the plot.
 """
@@ -31,11 +31,11 @@ from quire_tools.bench.measure import Record
 
 _PARTS = ("cache", "prepare", "model", "sample")
 _BETWEEN, _CLIENT = "between steps", "this client"
-_BARS = {"parts_ms": "a step", "cpu_ms_per_step": "processor time per step"}
+_BARS = {"parts_ms": "a step", "cpu_ms_per_step": "CPU time per step"}
 _HELP_END = """
-All requests come at once and all are greedy; what is shown is of steps in which all of them get a token, medians. Parts are the
-worker's own times (`quire steps --json`, `times`); between steps: from the end of one to the beginning of the next, as the worker
-sees it. Processor time is of all threads of a process, shared out over the same steps.
+All requests arrive at once and are greedy; figures are medians over the steps in which every request gets a token. Parts are the
+worker's own times (`quire steps --json`, `times`); between steps: from the end of a step to the begin of the next, at the worker.
+CPU time is that of all threads of a process, divided by the number of these steps.
 """
 
 
@@ -52,17 +52,17 @@ def main(
     model: Annotated[
         str, typer.Option(help="bench-135m, bench-15m or a shape (python -m benchmarks.compare).")
     ] = "bench-135m",
-    seed: Annotated[int, typer.Option(help="Of weights and prompts.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of weights and prompts.")] = 0,
     requests: Annotated[int, typer.Option(min=1, help="At once.")] = 64,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens.")] = 64,
     output: Annotated[int, typer.Option(min=8, help="Tokens.")] = 128,
     worker_args: Annotated[
-        list[str] | None, typer.Option("--worker-arg", help="More of `quire serve worker`'s.")
+        list[str] | None, typer.Option("--worker-arg", help="Additional options of `quire serve worker`.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="A PNG.")] = None,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/step-profile.json.")] = False,
 ) -> None:
-    """Shows where the time of a decoding step goes."""
+    """Measures the parts of a decode step."""
     shape = shapes.parse(model)
     folder = checkpoints.made(model, seed, checkpoints.cache_folder())
     lengths = Lengths(requests, fixed(prompt), fixed(output))
@@ -107,7 +107,7 @@ def figures(course: Course, num_requests: int) -> dict[str, Any]:
     full = [step for step in course.steps if len(step["sampled"]) == num_requests]
     times = [step["times"] for step in full if not any(group["prefill"] for group in step["scheduled"])]
     if len(times) < 2:
-        raise RuntimeError("no two steps in which all requests decode: ask for more output")
+        raise RuntimeError("no two steps in which all requests decode: use more output tokens")
     busy = [sum(one[f"{part}_ns"] for part in _PARTS) for one in times]
     gaps = [
         after["started_ns"] - before["started_ns"] - used
@@ -132,7 +132,7 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
     for name, value in found["parts_ms"].items():
         table.add_row(name, f"{value:.3f}")
     console.print(table)
-    costs = Table("process", "processor ms per step")
+    costs = Table("process", "CPU ms per step")
     for name, value in found["cpu_ms_per_step"].items():
         costs.add_row(name, f"{value:.2f}")
     costs.add_row("of which schedule()", f"{found['schedule_ms']:.3f}")

@@ -1,7 +1,7 @@
 """Measures how a tenant that floods affects one that does not.
 
     python -m benchmarks.tenants --save            # about four minutes
-    python -m benchmarks.tenants --seconds 5       # a look
+    python -m benchmarks.tenants --seconds 5       # a short run
 
 This module holds the runs and their table. The client: benchmarks.open_load; the services:
 benchmarks.service.
@@ -30,27 +30,29 @@ OVERLOAD_OUTPUT = 48
 _KEYS = {"quiet": "quiet-key", "flood": "flood-key"}
 
 _HELP_END = """
-Three processes and this client, on one machine; the simulated worker takes 20 ms for a step. The quiet tenant sends --rate requests
-per second; the flooding one has --flood clients, each of which sends the next request when one is over. Both send requests of the
-same size. Runs in turn: the quiet one alone, both with tenant_fairness, both without. The first tenth of each run does not count.
+Three processes and this client, on one machine; the simulated worker takes 20 ms per step. The quiet tenant sends --rate requests
+per second; the flooding tenant has --flood clients, each of which sends the next request when one ends. Both send requests of the
+same size. Runs in turn: the quiet tenant alone, both with tenant_fairness, both without. The first tenth of each run is left out.
 
-Then overload: the queue takes what starts within --max-waiting-s, and Poisson arrivals come at a tenth of capacity from the quiet
-tenant and at three times capacity from the other. All requests count.
+Then overload: the queue accepts requests that start within --max-waiting-s; Poisson arrivals at a tenth of the capacity from the
+quiet tenant and at three times the capacity from the other. All requests count.
 
-Goals: p99 of the quiet tenant's first tokens beside the flood at most 1.5 times that alone; none of its requests refused.
+Goals: p99 of the quiet tenant's time to first token beside the flood at most 1.5 times that alone; none of its requests refused.
 """
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=1, help="Of each run.")] = 40.0,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each run.")] = 40.0,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Concurrent sequences.")] = 32,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of the quiet tenant.")] = 10.0,
     flood: Annotated[int, typer.Option(min=1, help="Clients of the flooding tenant.")] = 200,
-    max_waiting_s: Annotated[float, typer.Option(min=0.01, help="How long a request may wait under overload.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 1,
+    max_waiting_s: Annotated[
+        float, typer.Option(min=0.01, help="Maximum expected waiting time of an accepted request under overload.")
+    ] = 2.0,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 1,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/tenants.json.")] = False,
 ) -> None:
-    """Measures the quiet tenant's first tokens and refusals, alone and beside a flood."""
+    """Measures the quiet tenant's time to first token and refusals, alone and beside a flood."""
     result = measure(seconds, max_num_seqs, rate, flood, seed)
     result["overload"] = overload(seconds, max_num_seqs, max_waiting_s, seed)
     if save:

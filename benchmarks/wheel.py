@@ -60,14 +60,16 @@ def _run(model: str, environ: dict[str, str], cwd: Path, requests: int, tokens: 
 
 def main(
     wheel: Annotated[Path, typer.Argument(help="What `make wheel` built.", exists=True)],
-    model: Annotated[Path, typer.Option(help="Folder of a checkpoint.")] = _ROOT / "models" / "tiny",
+    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = _ROOT / "models" / "tiny",
     pairs: Annotated[int, typer.Option(min=1)] = 3,
     requests: Annotated[int, typer.Option(min=1, help="At once.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each request; models/tiny has room for 480 or so.")] = 400,
-    cold: Annotated[bool, typer.Option(help="Each start of the checkout with an empty cache.")] = False,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Output tokens of each request; models/tiny allows about 480.")
+    ] = 400,
+    cold: Annotated[bool, typer.Option(help="Start the checkout with an empty kernel cache each time.")] = False,
     save: Annotated[bool, typer.Option(help="Write benchmarks/results/wheel.json.")] = False,
 ) -> None:
-    """Times both in turn."""
+    """Measures wheel and checkout in turn."""
     runs: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as scratch:
         site, empty = Path(scratch, "site"), Path(scratch, "empty")

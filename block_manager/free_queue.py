@@ -79,7 +79,7 @@ class FreeQueue:
         self, block: int, *, hashed: bool = False, num_hashed_tokens: int = 0, last_accessed: float = 0.0
     ) -> None:
         """Append a freed block at the tail, whatever it holds."""
-        assert not self._free[block], f"block {block} is free already"
+        assert not self._free[block], f"block {block} is already free"
         last = self._prev[self._end]
         self._next[last], self._prev[block] = block, last
         self._next[block], self._prev[self._end] = self._end, block

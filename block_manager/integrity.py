@@ -29,16 +29,16 @@ def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> li
         found.append(f"{device}: {len(free)} free + {len(held)} referenced != {pool.num_usable} blocks")
     if len(set(free)) != len(free) or len(free) != pool.num_free:
         found.append(
-            f"{device}: the free queue holds {len(free)} entries, {len(set(free))} distinct, says {pool.num_free}"
+            f"{device}: the free queue holds {len(free)} entries, {len(set(free))} distinct; the pool counts {pool.num_free}"
         )
     found += [f"{device}: free block {b} is in a table" for b in free if b in held]
     found += [
-        f"{device}: block {b} has {count} references, {held[b]} tables hold it"
+        f"{device}: block {b} has {count} references, {held[b]} tables contain it"
         for b, count in enumerate(pool.refs)
         if count != held[b]
     ]
     found += [f"{device}: reserved block {b} is free" for b in free if b in pool.reserved]
     cached = sum(pool.hash_of[b] is not None for b in free)
     if cached != pool.counts().cached:
-        found.append(f"{device}: {cached} free blocks hold a prefix, {pool.counts().cached} are counted")
+        found.append(f"{device}: {cached} free blocks hold a prefix, the pool counts {pool.counts().cached}")
     return found

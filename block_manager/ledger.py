@@ -30,7 +30,7 @@ class Ledger:
         """Change the pool sizes. ValueError, and no change, if blocks in use would be removed."""
         for pool, count in ((self.gpu, num_gpu_blocks), (self.cpu, num_cpu_blocks)):
             if pool.num_blocks - count > pool.num_free:
-                raise ValueError(f"{pool.num_blocks - count} blocks are to go, {pool.num_free} are free")
+                raise ValueError(f"cannot remove {pool.num_blocks - count} blocks: {pool.num_free} are free")
         self.gpu.resize(num_gpu_blocks)
         self.cpu.resize(num_cpu_blocks)
 

@@ -87,7 +87,7 @@ class BlockPool:
         if too few are free.
         """
         if count > self.num_free:
-            raise IndexError(f"{count} blocks wanted, {self.num_free} free")
+            raise IndexError(f"{count} blocks requested, {self.num_free} free")
         refs, hash_of, times = self.refs, self.hash_of, self.last_accessed
         blocks = self.free_blocks.pop_many(count)
         for block in blocks:
@@ -119,7 +119,7 @@ class BlockPool:
             if self.refs[block] <= 0:
                 if block in self.reserved:
                     continue
-                raise ValueError(f"block {block} is freed twice")
+                raise ValueError(f"block {block} is already free")
             self.refs[block] -= 1
             if self.refs[block] == 0:
                 self._free(block)
@@ -139,7 +139,7 @@ class BlockPool:
         """
         extra = num_blocks - self.num_blocks
         if -extra > self.num_free:
-            raise ValueError(f"{-extra} blocks are to go, {self.num_free} are free")
+            raise ValueError(f"cannot remove {-extra} blocks: {self.num_free} are free")
         self.num_blocks = num_blocks
         if extra < 0:
             gone = self.allocate(-extra)

@@ -19,5 +19,5 @@ ENTRYPOINT ["quire", "serve", "gateway"]
 EXPOSE 50051 8000 8001 50052
 HEALTHCHECK --interval=5s --timeout=10s --start-period=30s \
   CMD ["python", "-m", "svc_common.health_probe", "127.0.0.1:50051"]
-# Plain text, for a private network of containers; elsewhere certificates (docs/access.md) instead of --insecure.
+# --insecure: plain text, for a private network of containers; elsewhere use certificates (docs/access.md).
 CMD ["--host", "0.0.0.0", "--insecure", "--scheduler", "scheduler:50060"]

@@ -1,4 +1,4 @@
-# The worker on an NVIDIA GPU: torch as PyPI has it, with CUDA. Triton compiles its launchers when it runs, so a C compiler is in the image.
+# The worker on an NVIDIA GPU: torch from PyPI, with CUDA. The image has a C compiler, as Triton compiles its launchers at run time.
 # Build from the root of the repository: docker build -f deploy/worker-cuda.Dockerfile .
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -21,5 +21,5 @@ ENTRYPOINT ["quire", "serve", "worker"]
 EXPOSE 50061 8003
 HEALTHCHECK --interval=5s --timeout=10s --start-period=120s \
   CMD ["python", "-m", "svc_common.health_probe", "127.0.0.1:50061"]
-# Plain text, for a private network of containers; elsewhere certificates (docs/access.md) instead of --insecure.
+# --insecure: plain text, for a private network of containers; elsewhere use certificates (docs/access.md).
 CMD ["--host", "0.0.0.0", "--insecure", "--device", "cuda", "--model", "/models/tiny"]

@@ -1,4 +1,4 @@
-# The worker on CPU: torch without CUDA, and Quire's wheel with the CPU kernels inside, so that the image needs no compiler.
+# The worker on CPU: torch without CUDA, and Quire's wheel with the CPU kernels, so the image needs no compiler.
 # Build from the root of the repository: docker build -f deploy/worker.Dockerfile .
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -23,5 +23,5 @@ ENTRYPOINT ["quire", "serve", "worker"]
 EXPOSE 50061 8003
 HEALTHCHECK --interval=5s --timeout=10s --start-period=120s \
   CMD ["python", "-m", "svc_common.health_probe", "127.0.0.1:50061"]
-# Plain text, for a private network of containers; elsewhere certificates (docs/access.md) instead of --insecure.
+# --insecure: plain text, for a private network of containers; elsewhere use certificates (docs/access.md).
 CMD ["--host", "0.0.0.0", "--insecure", "--model", "/models/tiny"]

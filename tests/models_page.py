@@ -41,48 +41,56 @@ _TITLES = {
 _INTRODUCTION = """\
 # Models
 
-Made by `python -m tests.models_page --write` from the tests themselves.
+Quire runs decoder models from Hugging Face `transformers`. This page lists the families that tests run, what is checked of each,
+and which models are refused. It is generated from the tests by `python -m tests.models_page --write`.
 
-A model is a folder of a checkpoint: `config.json`, `tokenizer.json`, `*.safetensors`. It runs in its own class of
-`transformers`, with paged attention in place of its own; nothing of a family is written anew here. Other decoders whose every
-layer is attention through transformers' `AttentionInterface` are served as well: what is checked when one is loaded is that
-every layer is really reached, once, and that it asks for nothing but what is carried out: a causal mask or a sliding window,
-told to attention or found in the mask alone. Chunks, prefixes, combined masks, masks that a model makes by itself and unknown
-arguments of attention are refused, with the layer. Those below are the ones that tests run, as small random checkpoints, on
-every change.
+A model is a folder with `config.json`, `tokenizer.json` and `*.safetensors`:
+
+```sh
+quire doctor --model ~/Qwen3-0.6B      # can it be served?
+quire plan --model ~/Qwen3-0.6B        # how much memory does it need?
+quire up --model ~/Qwen3-0.6B
+```
+
+A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
+Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
+When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
+causal mask or a sliding window, passed to attention or visible in the mask. Chunked attention, prefix masks, combined masks,
+masks that the model builds itself and unknown arguments of attention are refused; the error names the layer.
 
 ## Families
+
+Tests run each family as a small checkpoint with random weights. The numbers are those of the checks below the table.
 """
 _NOTES = """\
-## What to know
+## Notes
 
-* **Sliding windows.** A layer with a window never looks at what is before it, so those blocks may be anybody's: a model whose
-  every layer has one needs window / block + 2 blocks per sequence, where the cache rules give the others back. Beside layers
-  without a window all blocks are kept.
-* **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors where no
-  sequence can be longer than the original length, long ones otherwise. `dynamic` is refused, because it depends on the
-  longest sequence of a batch.
-* **Experts.** How many rows an expert gets depends on the batch, so the last bits of a mixture's logits may: the invariance
-  contract is off for them where the processor's products depend on the number of rows, and the worker says so. Tokens are
-  those of `generate` within rounding.
-* **Embeddings** are pooled from the last hidden states of any of them: the mean over the prompt's tokens, or the last
-  token's. A mean has to see all of its prompt, so it takes no prefix hits and starts over when it is preempted.
-* **Cache.** `--kv-cache-dtype` is one of {dtypes}: keys and values are rounded when they are stored; `auto` stores what the
-  model computes in. There are no 8-bit caches.
+* **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
+  window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
+  also has layers without a window, all blocks are kept.
+* **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
+  be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
+* **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
+  invariance contract is therefore off for these models on processors where products depend on the number of rows; the worker logs
+  it. Tokens equal those of `generate` within rounding.
+* **Embeddings.** They are pooled from the last hidden states of any model: the mean over the prompt's tokens, or the last
+  token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
+* **KV cache.** `--kv-cache-dtype` is one of {dtypes}.
+  Keys and values are rounded when they are stored; `auto` is the type that the model computes in. There are no 8-bit caches.
 
 ## Quantized weights
 
-What `quantization_config` and the files' headers say is checked before weights are read.
+`quantization_config` and the headers of the files are checked before weights are read.
 
 | stored as | served |
 |---|---|
-| float32, bfloat16, float16 | as it is, or rounded to 8 bits when it is loaded (`--quantization int8`, CPU) |
-| FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when it is loaded |
-| `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused, `QUANTIZATION_UNSUPPORTED` |
+| float32, bfloat16, float16 | unchanged, or rounded to 8 bits when loaded (`--quantization int8`, CPU) |
+| FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when loaded |
+| `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused with `QUANTIZATION_UNSUPPORTED` |
 
-Dequantizing multiplies each value by its scale, in the type that the model computes in: such a model takes the memory of a plain
-checkpoint, and activations are not rounded. Its blocks have to divide each matrix. Instead of what is refused, take the
-model's unquantized checkpoint, or one in FP8.
+Dequantizing multiplies each value by its scale, in the type that the model computes in. Such a model needs as much memory as an
+unquantized one, and its activations are not rounded. The blocks of its scales must divide each matrix. Instead of a checkpoint
+that is refused, use the model's unquantized checkpoint, or one in FP8.
 """
 _LEGEND = """\
 `yes`: in `make test`; `long`: in `make test-long` only.
@@ -90,8 +98,8 @@ _LEGEND = """\
 _REFUSED = """\
 ## Refused
 
-Whatever mixes tokens in another way than by attention through that interface, and encoders, is refused when it is loaded, with
-the module at fault. Tested: {types}, `t5`.
+Encoders, and models that mix tokens other than by attention through that interface, are refused when loaded; the error names the
+module. Tested: {types}, `t5`.
 """
 
 
@@ -209,11 +217,11 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         mixed = isinstance(layer_types, list) and "full_attention" in layer_types
         yield "windowed and full layers" if mixed else "sliding window in every layer"
     if config.get("num_key_value_heads", config.get("num_attention_heads", 0)) != config.get("num_attention_heads", 0):
-        yield "grouped heads"
+        yield "grouped-query attention"
     if config.get("attn_logit_softcapping"):
         yield "soft-capped scores and logits"
     if config.get("query_pre_attn_scalar"):
-        yield "query scale of its own"
+        yield "custom query scale"
     if config.get("num_local_experts"):
         yield f"{config['num_experts_per_tok']} of {config['num_local_experts']} experts"
 
@@ -231,7 +239,7 @@ def _table(checks: list[Check]) -> Iterator[str]:
     for family in checkpoints.FAMILIES:
         config = checkpoints.config_of(family)
         marks = [_mark(check, family) for check in checks]
-        traits = ", ".join(_traits(config)) or "plain attention"
+        traits = ", ".join(_traits(config)) or "multi-head attention"
         yield f"| {_TITLES[family]} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
 
 

@@ -175,7 +175,9 @@ class _Worker:
         is_idle = await self.thread.stop(0 if is_loading else _STREAM_GRACE_S)
         self.tracing.shutdown()
         if not is_idle:
-            log.log(logging.INFO if is_loading else logging.WARNING, "the engine is still busy; leaving it behind")
+            log.log(
+                logging.INFO if is_loading else logging.WARNING, "the engine is still busy; the process ends without it"
+            )
             self._watchers.on_left_behind()
 
 

@@ -1,4 +1,4 @@
-"""What an operator can set on a worker, validated, with errors that say what to do. No defaults live anywhere else."""
+"""Settings of a worker, validated, with errors that say what to do. All defaults are here."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def option_of(field: str) -> str:
 
 
 class ShellSettings(BaseModel):
-    """What every worker has, real or simulated."""
+    """Settings of every worker, real or simulated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -30,13 +30,13 @@ class ShellSettings(BaseModel):
     block_size: Annotated[int, Field(ge=1, le=1_024)] = 16
     """Tokens per KV block."""
     owner_lease_s: Annotated[float, Field(ge=0)] = 2.0
-    """Seconds that a scheduler whose stream is gone keeps the worker."""
+    """Seconds for which a scheduler keeps ownership of the worker after its stream is lost."""
     step_span_interval: Annotated[int, Field(ge=1)] = 100
-    """One `worker.step` span per so many steps, where traces are on; failed steps always."""
+    """Record one `worker.step` span per this many steps when tracing is on; failed steps always have one."""
     peers: PeerSettings = PeerSettings()
-    """Encryption towards the scheduler, and who may call."""
+    """TLS towards the scheduler, and the peers that may call."""
     max_adapters: Annotated[int, Field(ge=0)] = 16
-    """Adapters loaded at a time."""
+    """Maximum number of adapters loaded at the same time."""
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -60,23 +60,23 @@ class WorkerSettings(ShellSettings):
     """A worker with a model."""
 
     model: Path
-    """Folder of a checkpoint: config.json, tokenizer.json, *.safetensors."""
+    """Checkpoint folder: config.json, tokenizer.json, *.safetensors."""
     served_model_name: str = ""
     """Name that requests use. Default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """float32, bfloat16, float16, or auto: what suits the checkpoint and the device."""
+    """Compute dtype: float32, bfloat16, float16, or auto: chosen for the checkpoint and the device."""
     kv_cache_dtype: str = "auto"
-    """What keys and values are stored in: float32, bfloat16, float16, or auto: as the model computes."""
+    """Storage type of keys and values: float32, bfloat16, float16, or auto: the compute dtype."""
     quantization: Quantization = "none"
-    """int8: weights are rounded to 8 bits and a scale for each column when they are loaded; CPU only. none: as they are."""
+    """Storage form of linear weights, converted at load: int8 (8 bits and a scale per column; CPU only), or none."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
-    """Longest prompt plus output, in tokens. Default: what the checkpoint says."""
+    """Maximum length of prompt plus output, in tokens. Default: the checkpoint's limit."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory for weights, the largest step and the KV cache, which gets what is left. CUDA only."""
     swap_space_gib: Annotated[float, Field(ge=0)] = 0.25
     """Host memory for swapped blocks: 512MiB, or a plain number of GiB."""
     num_gpu_blocks_override: Annotated[int, Field(ge=1)] | None = None
-    """Number of KV blocks, whatever the profile run says."""
+    """Number of KV blocks; overrides the profile run."""
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     """Memory of the KV cache: 512MiB, 2GiB or bytes. Default: on CPU 512MiB unless less is free, on CUDA by
     --gpu-memory-utilization."""
@@ -88,7 +88,7 @@ class WorkerSettings(ShellSettings):
     invariant: bool | None = None
     """Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads on CPU. Default: what the container has."""
+    """Compute threads on CPU. Default: the container's number of processors."""
     fuse: bool = True
     """Run the decoder as one program over packed weights where its build is known; CPU only."""
     mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
@@ -118,14 +118,14 @@ class WorkerSettings(ShellSettings):
     def _quantized_weights_are_packed(cls, value: bool, others: ValidationInfo) -> bool:
         wanted = others.data.get("quantization", "none")
         if not value and wanted != "none":
-            raise ValueError(f"off does not go with --quantization {wanted}, which is for packed weights")
+            raise ValueError(f"off excludes --quantization {wanted}, which needs packed weights")
         return value
 
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         if not _DEVICE.fullmatch(value):
-            raise ValueError(f"{value!r} is no device; use auto, cpu, cuda or cuda:N")
+            raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
         return value
 
     @property

@@ -1,1 +1,1 @@
-"""Quire and its peers on one CPU: same model, same work, in turn, in one run (`python -m benchmarks.compare`)."""
+"""Compares Quire with its peers on one CPU: same model and workloads, in turn, in one run (`python -m benchmarks.compare`)."""

@@ -32,40 +32,42 @@ ENGINES = (
     *("vllm", "vllm-offline", "llamacpp", "openvino", "transformers"),
 )
 _MODEL_HELP = (
-    "bench-135m or bench-15m, or one changed: bench-135m:layers=12,hidden=768,intermediate=2048,heads=12,kv-heads=4."
+    "bench-135m or bench-15m, optionally with another shape: "
+    "bench-135m:layers=12,hidden=768,intermediate=2048,heads=12,kv-heads=4."
 )
 _SET_HELP = (
     "Changes a workload; repeatable: W1.requests=16, W2.prompt=lognormal:256:0.5:32:1024, W2.output=64, W3.shared=256, W5.rate=2.5 "
-    "(requests/s; 0 = 65 % of what the first peer that is a server gets done)."
+    "(requests/s; 0 = 65 % of the capacity of the first peer that is a server)."
 )
 
 
 def main(
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "bench-135m",
     workload: Annotated[
-        str, typer.Option("--workloads", help="Of W1, W2, W3, W4, W5 and P, with commas.")
+        str, typer.Option("--workloads", help="Workloads, comma-separated: W1, W2, W3, W4, W5, P.")
     ] = "W1,W2,W3,W4,W5,P",
     engine: Annotated[
-        str, typer.Option("--engines", help=f"Of {', '.join(ENGINES)}, with commas; what is not installed is left out.")
+        str,
+        typer.Option("--engines", help=f"Engines, comma-separated: {', '.join(ENGINES)}. Skips those not installed."),
     ] = (",".join(ENGINES)),
-    rounds: Annotated[int, typer.Option(min=1, help="How often each workload goes to each engine in turn.")] = 5,
-    seed: Annotated[int, typer.Option(help="Of weights, prompts, lengths and arrivals.")] = 0,
-    requests: Annotated[int | None, typer.Option(min=1, help="Requests of each workload but W4.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds: runs of each workload on each engine, in turn.")] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of weights, prompts, lengths and arrivals.")] = 0,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests per workload, except W4.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP)] = None,
     checked: Annotated[
-        int, typer.Option(min=0, help="Requests of each run that are compared with the tokens of the request alone.")
+        int, typer.Option(min=0, help="Requests per run to compare with the same requests computed alone.")
     ] = 2,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads of the peers. Default: the cores.")
+        int | None, typer.Option(min=1, help="Compute threads of the peers. Default: number of cores.")
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences (slots) of the peers.")] = 64,
-    kv_gib: Annotated[int, typer.Option(min=1, help="Memory for keys and values of each engine.")] = 2,
+    kv_gib: Annotated[int, typer.Option(min=1, help="KV-cache memory of each engine, GiB.")] = 2,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start every engine anew in each round; else vLLM is kept, frozen.")
+        bool, typer.Option("--fresh", help="Restart every engine in each round; by default vLLM is kept, frozen.")
     ] = False,
-    quire_options: Annotated[str, typer.Option(help='More options of `quire up`: "--num-threads 2".')] = "",
+    quire_options: Annotated[str, typer.Option(help='Additional options of `quire up`: "--num-threads 2".')] = "",
     variant: Annotated[
-        list[str] | None, typer.Option(help='A further stack, repeatable: loose="--no-invariant" runs as quire-loose.')
+        list[str] | None, typer.Option(help='Additional stack, repeatable: loose="--no-invariant" runs as quire-loose.')
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder of checkpoints and logs. Default: quire-bench in ~/.cache.")
@@ -74,14 +76,14 @@ def main(
     save: Annotated[
         bool, typer.Option("--save", help="Write benchmarks/results/compare.json and compare.png.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the result there.")] = None,
-    picture: Annotated[Path | None, typer.Option("--plot", help="Draw a PNG there.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Result file.")] = None,
+    picture: Annotated[Path | None, typer.Option("--plot", help="File of a plot, PNG.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
 ) -> None:
-    """Measures Quire and its peers in turn, in one run: same model, same requests, same precision, same machine.
+    """Compares Quire with its peers, in turn, in one run: same model, same requests, same precision, same machine.
 
-    Each round gives every workload to every engine, in an order that turns; a ratio is that of two runs of one round. Peers are
-    installed by `make peers`. Ends with status 1 where Quire failed or its tokens were not those of the request alone.
+    Each round runs every workload on every engine, in rotating order; a ratio compares two runs of one round. `make peers` installs
+    the peers. Exit status 1 if Quire fails or its tokens differ from those of the same requests computed alone.
     """
     signal.signal(signal.SIGTERM, _on_sigterm)
     if from_ is None:
@@ -145,7 +147,7 @@ def _problem(result: dict[str, Any]) -> str:
     if failed:
         return f"{', '.join(failed)} failed"
     if unanswered:
-        return f"requests failed in {len(unanswered)} runs of Quire"
+        return f"requests failed in {len(unanswered)} runs of Quire's"
     return "tokens differ from those of requests computed alone" if result["tokens"]["different"] else ""
 
 
@@ -168,7 +170,7 @@ def _names(text: str, variant: Sequence[str]) -> list[str]:
     names = [part.strip() for part in text.split(",")]
     unknown = set(names) - set(ENGINES)
     if unknown:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(ENGINES)}")
+        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; engines: {', '.join(ENGINES)}")
     return [*names, *(f"quire-{name}" for name in _variants(variant))]
 
 
@@ -181,11 +183,11 @@ def _lengths(names: Sequence[str], requests: int | None, changes: Sequence[str])
         place, _, value = text.partition("=")
         name, _, key = place.partition(".")
         if name not in found:
-            raise typer.BadParameter(f"--set {text}: there are {', '.join(found)}")
+            raise typer.BadParameter(f"--set {text}: unknown workload; workloads: {', '.join(found)}")
         found[name] = _changed(found[name], key, value, text)
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(found)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; workloads: {', '.join(found)}")
     return {name: found[name] for name in names}
 
 
@@ -201,7 +203,7 @@ def _changed(lengths: Lengths, key: str, value: str, text: str) -> Lengths:
     try:
         return replace(lengths, **{fields.get(key, key): readers[key](value)})
     except KeyError:
-        raise typer.BadParameter(f"--set {text}: there are {', '.join(readers)}") from None
+        raise typer.BadParameter(f"--set {text}: unknown setting; settings: {', '.join(readers)}") from None
     except ValueError as error:
         raise typer.BadParameter(f"--set {text}: {error}") from error
 

@@ -131,11 +131,13 @@ def _write_texts(shape: ModelShape, path: Path) -> None:
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="bench-135m, bench-15m, or one of them changed: bench-135m:layers=12")],
-    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    model: Annotated[
+        str, typer.Argument(help="bench-135m or bench-15m, optionally with another shape: bench-135m:layers=12")
+    ],
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
     cache: Annotated[Path | None, typer.Option(help="Folder of checkpoints. Default: quire-bench in ~/.cache.")] = None,
 ) -> None:
-    """Makes one checkpoint and says where it is."""
+    """Makes one checkpoint and prints its path."""
     name, shape = shapes.parse(model)
     print(write(name, shape, seed, cache or cache_folder()))
 

@@ -97,23 +97,23 @@ def _run(*command: str) -> None:
 
 
 def main(
-    names: Annotated[list[str], typer.Argument(help=f"Of {', '.join(PEERS)}.")],
-    pip_flags: Annotated[str, typer.Option(help="More options of pip, such as --extra-index-url.")] = "",
+    names: Annotated[list[str], typer.Argument(help=f"Peers: {', '.join(PEERS)}.")],
+    pip_flags: Annotated[str, typer.Option(help="Additional options of pip, such as --extra-index-url.")] = "",
     peers: Annotated[Path, typer.Option(help="Folder of the environments.")] = ROOT / ".venv" / "peers",
 ) -> None:
-    """Installs what is not installed yet. Status 0 also where one cannot be: peers are optional."""
+    """Installs missing peers. Exit status 0 even if one cannot be installed: peers are optional."""
     unknown = set(names) - set(PEERS)
     if unknown:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; peers: {', '.join(PEERS)}")
     for name in names:
         if is_current(peers / name, name):
-            print(f"{name} is installed")
+            print(f"{name} is already installed")
             continue
         try:
             install(name, peers, pip_flags.split())
-            print(f"{name} is installed now")
+            print(f"{name} has been installed")
         except (OSError, subprocess.CalledProcessError, StopIteration) as error:
-            print(f"{name} cannot be installed and is left out: {error}", file=sys.stderr)
+            print(f"{name} cannot be installed and is skipped: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Rounds:
         [standing] = [one for one in self.standings if one.engine.name == name]
         run = self._turn(standing, workload)
         found = 0.0 if run is None else figures.of_run(run)["requests_per_s"]
-        self._say(f"{name} gets {found:.2f} requests/s done")
+        self._say(f"{name} completes {found:.2f} requests/s")
         return float(found)
 
     def _renew(self) -> None:
@@ -139,7 +139,7 @@ class Rounds:
             return run
         except Exception as error:  # one engine fails; the others continue
             standing.failure = f"{type(error).__name__}: {error}"[:2_000]
-            self._say(f"{standing.engine.name} failed and runs no more: {standing.failure}")
+            self._say(f"{standing.engine.name} failed and is skipped from now on: {standing.failure}")
             standing.down()
             return None
 

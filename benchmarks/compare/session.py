@@ -76,7 +76,7 @@ def run(plan: Plan, say: Say) -> dict[str, Any]:
     host = plan.host()
     every = registry.engines(host, plan.shape, plan.variants, plan.quire_options)
     engines = registry.chosen(every, plan.engines, say)
-    say("reading the limits")
+    say("measuring the limits")
     first = _rates(plan)
     alone = _references(plan, host, engines, say)
     with Rounds(engines, say, fresh=plan.fresh) as rounds:
@@ -84,7 +84,7 @@ def run(plan: Plan, say: Say) -> dict[str, Any]:
             plan.lengths[OPEN] = workloads.at_rate(plan.lengths[OPEN], _rate(plan, rounds, engines))
         rounds.run(list(plan.lengths), plan.draw, plan.num_rounds, alone)
         facts = {standing.engine.name: standing.facts() for standing in rounds.standings}
-    say("reading the limits again")
+    say("measuring the limits again")
     return _result(plan, rounds, facts, [first, _rates(plan)])
 
 
@@ -115,7 +115,7 @@ def _rate(plan: Plan, rounds: Rounds, engines: Sequence[Engine]) -> float:
     for name in [*filterfalse(registry.is_quire, servers), *filter(registry.is_quire, servers)]:
         if found := rounds.capacity(name, drawn):
             return CAPACITY_SHARE * found
-    raise RuntimeError("no server says how many requests of W5 it could get done; give --set W5.rate=")
+    raise RuntimeError("no server completed a request of W5, so its rate is unknown; give --set W5.rate=")
 
 
 def _result(plan: Plan, rounds: Rounds, facts: Mapping[str, Any], readings: Sequence[limits.Rates]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def parse(text: str) -> tuple[str, ModelShape]:
     """
     name, _, changes = text.partition(":")
     if name not in SHAPES:
-        raise ValueError(f"{name!r} is none of {', '.join(SHAPES)}")
+        raise ValueError(f"{name!r} is not one of {', '.join(SHAPES)}")
     if not changes:
         return name, SHAPES[name]
     values = dict(_change(part) for part in changes.split(","))

@@ -1,6 +1,6 @@
-"""Measures the Triton kernels and decode steps on a GPU, against the best that GPU can do.
+"""Measures the Triton kernels and decode steps on a GPU, as shares of the device's own ceilings.
 
-    python -m benchmarks.gpu                          # a table; some minutes
+    python -m benchmarks.gpu                          # a table; takes minutes
     python -m benchmarks.gpu --part kernels --json    # one JSON object, nothing else
     python -m benchmarks.gpu --save                   # writes benchmarks/results/gpu.json too
 
@@ -31,17 +31,17 @@ _UNITS = {"memory": (1e12, "TB/s"), "gemm": (1e12, "TFLOP/s"), "to host": (1e9, 
 
 def main(
     part: Annotated[list[str] | None, typer.Option(help="kernels or steps; may be repeated. Default: both.")] = None,
-    budget_s: Annotated[float, typer.Option(min=1, help="What has not begun after so many seconds is left out.")] = 400,
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds after which no further measurement starts.")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/gpu.json.")] = False,
     interpret: Annotated[
         bool, typer.Option("--interpret", hidden=True, help="Tiny shapes in Triton's interpreter.")
     ] = False,
 ) -> None:
-    """Measures the device first, then each kernel and whole decode steps as shares of that."""
+    """Measures the device's ceilings, then kernels and whole decode steps as shares of them."""
     parts = part or list(PARTS)
     if unknown := set(parts) - set(PARTS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))} is no part; there are {', '.join(PARTS)}")
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not a part; parts: {', '.join(PARTS)}")
     bench = Bench(_device(interpret=interpret), time.monotonic() + budget_s, interpret)
     _measure(bench, parts)
     result = as_dict(bench)
@@ -59,7 +59,7 @@ def _device(*, interpret: bool) -> torch.device:
             raise typer.BadParameter("--interpret needs TRITON_INTERPRET=1 in the environment")
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        typer.echo("benchmarks.gpu: no CUDA device is to be seen by torch; there is nothing to measure", err=True)
+        typer.echo("benchmarks.gpu: torch finds no CUDA device; there is nothing to measure", err=True)
         raise typer.Exit(2)
     if is_interpreted():
         raise typer.BadParameter("TRITON_INTERPRET is set: the kernels would not run on the device")

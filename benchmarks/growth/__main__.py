@@ -1,7 +1,7 @@
 """Checks gateway, scheduler and worker for growth of memory, descriptors and threads over many requests.
 
     python -m benchmarks.growth --save --plot benchmarks/results/growth.png    # 10,000 requests, then 1,000 on models/tiny
-    python -m benchmarks.growth --requests 1000 --runs simulated                # a look
+    python -m benchmarks.growth --requests 1000 --runs simulated                # a short run
 
 This module holds the command line and its tables. The load: benchmarks.growth.load. The fitted lines:
 benchmarks.growth.fit.
@@ -36,31 +36,31 @@ _TINY_SHARE = 10
 _MIB = 2**20
 
 _HELP_END = """
-Kinds in turn: greedy, drawn, two samples, beams, a JSON schema (100 different ones), logprobs, a stop string, one whose client goes
-away, one that is refused, an adapter (simulated only); with priorities and a label each.
+Request kinds, in turn: greedy, sampled, two samples, beams, a JSON schema (100 different ones), logprobs, a stop string, a client
+that disconnects, a refused request, an adapter (simulated only); each with a priority and a label.
 
-What is bounded is full after the warm-up: 500 logged steps, 5,000 logged events and 1 MiB of recordings instead of the usual
-10,000, 65,536 and 64 MiB; 100 grammars; 1,024 words whose tokens the tokenizer remembers; all blocks of the cache.
+Bounded buffers are full after the warm-up: 500 logged steps, 5,000 logged events and 1 MiB of recordings instead of the default
+10,000, 65,536 and 64 MiB; 100 grammars; 1,024 words in the tokenizer's cache; all blocks of the KV cache.
 
 A quantity grows if the line through its samples rises by more than 100 KiB, half a descriptor or a fifth of a thread per 1,000
-requests, and by more than three standard errors. Then the status is 1.
+requests, and by more than three standard errors. The exit status is then 1.
 """
 
 
 def main(
     requests: Annotated[
-        int, typer.Option(min=100, help="Measured on the simulated worker; a tenth on models/tiny.")
+        int, typer.Option(min=100, help="Measured requests on the simulated worker; a tenth of it on models/tiny.")
     ] = 10_000,
-    warmup: Annotated[int, typer.Option(min=0, help="Sent before; a tenth on models/tiny.")] = 2_000,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Requests at a time.")] = 16,
-    runs: Annotated[str, typer.Option(help=f"Which, of {', '.join(RUNS)}.")] = ",".join(RUNS),
+    warmup: Annotated[int, typer.Option(min=0, help="Warm-up requests; a tenth of it on models/tiny.")] = 2_000,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Concurrent requests.")] = 16,
+    runs: Annotated[str, typer.Option(help=f"Runs, comma-separated: {', '.join(RUNS)}.")] = ",".join(RUNS),
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/growth.json.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over requests: PNG, PDF or SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a plot of memory over requests: PNG, PDF or SVG.")] = None,
 ) -> None:
-    """Looks for growth over many requests of all kinds."""
+    """Checks the services for growth over many requests of all kinds."""
     names = list(dict.fromkeys(runs.split(",")))
     if unknown := [name for name in names if name not in RUNS]:
-        raise typer.BadParameter(f"no run {unknown[0]!r}; there are: {', '.join(RUNS)}", param_hint="--runs")
+        raise typer.BadParameter(f"unknown run {unknown[0]!r}; runs: {', '.join(RUNS)}", param_hint="--runs")
     console, results, samples = Console(), {}, {}
     for name in names:
         share = _TINY_SHARE if name == "tiny" else 1

@@ -26,7 +26,7 @@ _NUM_SCHEMAS = 100
 _WORDS = ("import", "class", "return", "def", "self", "yield", "lambda", "except", "print", "range")
 KINDS = ("greedy", "drawn", "two", "beams", "schema", "logprobs", "stopped", "cancelled", "refused", "adapter")
 ADAPTER = "added"
-_MODELS = {"adapter": ADAPTER, "refused": "nobody's"}
+_MODELS = {"adapter": ADAPTER, "refused": "not-loaded"}
 
 
 @dataclass(slots=True)

@@ -31,34 +31,34 @@ python -m benchmarks.memory --plot memory.png; python -m benchmarks.memory --rec
 Constant lengths: one request is served by the real scheduler core (preset vllm-v0) and its block tables are read right after
 schedule() at each decode step; "closed form" is computed from the lengths alone and must be the same.
 
-Workloads, only for n > 1: lengths like the paper's; "paper" is the range that it claims. Beams come from random logprobs: at 8 % of
-the positions of a text many words are possible, elsewhere one. Without paging: the same requests where each sample gets one region
-of 2,048 slots.
+Workloads, only for n > 1: lengths like the paper's; "paper" is the range that it reports. Beams are made from random logprobs: at
+8 % of the positions of a text many words are possible, elsewhere one. Without paging: the same requests with one region of 2,048
+slots per sample.
 
-used: a token is in the slot. reserved: one will come. internal: none ever will. external: outside all regions, too small for
-a waiting request. The four add up to 1.
+used: slots that hold a token. reserved: slots that will hold one. internal: slots of a region that are never used. external: slots
+outside all regions, in holes too small for the waiting requests. The four add up to 1.
 """
 
 
 def main(
     prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens of the constant request.")] = 161,
-    outputs: Annotated[int, typer.Option(min=1, help="Its decode steps (max_tokens - 1).")] = 338,
+    outputs: Annotated[int, typer.Option(min=1, help="Decode steps of the constant request (max_tokens - 1).")] = 338,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 16,
     n: Annotated[
         str, typer.Option("--n", help="Samples or beams per request: N or N,N,... Workloads need n > 1.")
     ] = "2,4,6",
     requests: Annotated[int, typer.Option(min=1, help="Requests of each workload.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of lengths, arrivals and logprobs.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of lengths, arrivals and logprobs.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/memory.json.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw memory over time with the largest n: PNG, PDF or SVG.")
+        Path | None, typer.Option(help="File of a plot of memory over time with the largest n: PNG, PDF or SVG.")
     ] = None,
     recording: Annotated[
         Path | None, typer.Option(help="Report a recorded scenario of family v0 instead.", exists=True, dir_okay=False)
     ] = None,
 ) -> None:
-    """Shows how much KV-cache memory is shared, wasted, and what systems without paging would need."""
+    """Measures shared and wasted KV-cache memory, and the memory needed without paging."""
     counts = command_line.numbers(n, 1, MAX_N, "2,4,6")
     if recording is not None:
         _show_recording(memory_recording.report(recording), as_json=as_json)

@@ -21,14 +21,14 @@ def report(path: Path) -> dict[str, Any]:
         scenario = json.loads(path.read_text(encoding="utf-8"))
         family = scenario["family"]
     except (ValueError, TypeError, KeyError) as error:
-        raise typer.BadParameter(f"{path} is no recorded scenario: {error!r}") from error
+        raise typer.BadParameter(f"{path} is not a recorded scenario: {error!r}") from error
     if family not in _FAMILIES or "trace" not in scenario:
         raise typer.BadParameter(
             f"{path}: field 'family' must be one of {', '.join(_FAMILIES)}, with a trace; not {family!r}"
         )
     if scenario["config"].get("sliding_window"):
         raise typer.BadParameter(
-            f"{path}: field 'config.sliding_window': its tables name a null block that nobody holds"
+            f"{path}: field 'config.sliding_window': its tables contain a null block that no sequence owns"
         )
     block_size = scenario["config"]["block_size"]
     num_tokens = {request["id"]: len(request["prompt"]) for request in scenario["requests"]}

@@ -1,7 +1,7 @@
 """Measures how long the worker idles between steps, with the next step planned ahead (overlap) and without.
 
     python -m benchmarks.overlap --save --plot benchmarks/results/overlap.png    # all, under four minutes
-    python -m benchmarks.overlap --pairs 1 --seconds 1 --workers 10ms,tiny       # a look
+    python -m benchmarks.overlap --pairs 1 --seconds 1 --workers 10ms,tiny       # a short run
 
 This module holds the command line and its table. Processes and figures of a run: benchmarks.overlap.stack.
 """
@@ -31,28 +31,30 @@ _MODEL_LIMIT_S = 120
 Runs = dict[str, dict[str, list[Run]]]
 
 _HELP_END = """
-Three processes and this client. The worker reads the clock before and after each step; the gap is the time from one step's end to
-the next one's begin while all sequences decode, so there always is work. Two stacks, with and without overlap, run side by side;
-they are measured in turn while the other is idle.
+Three processes and this client. The worker reads the clock before and after each step; the gap is the time from the end of a step
+to the begin of the next, while all sequences decode, so there is always work. Two stacks, with and without overlap, run at the
+same time and are measured in turn while the other is idle.
 
-5ms, 10ms, 25ms: simulated worker, steps that long and free of load on the cores. tiny: models/tiny. 79M: as many random weights.
+5ms, 10ms, 25ms: simulated worker with steps of this length that use no CPU time. tiny: models/tiny. 79M: 79 million random weights.
 
-step: median at the worker. gap: median; share: all gaps / all steps. Medians over runs, and least to most of them.
+step: median at the worker. gap: median; share: sum of gaps / sum of steps. Medians over runs, with minimum and maximum.
 """
 
 
 def main(
-    workers: Annotated[str, typer.Option(help=f"Which, of {', '.join(_STEP_S)}.")] = ",".join(_STEP_S),
+    workers: Annotated[str, typer.Option(help=f"Workers, comma-separated: {', '.join(_STEP_S)}.")] = ",".join(_STEP_S),
     pairs: Annotated[int, typer.Option(min=1, help="Runs with and without overlap, in turn.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of a run, roughly.")] = 2.0,
-    num_seqs: Annotated[int, typer.Option(min=1, max=256, help="Sequences that decode.")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Approximate seconds of a run.")] = 2.0,
+    num_seqs: Annotated[int, typer.Option(min=1, max=256, help="Number of decoding sequences.")] = 16,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/overlap.json.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw a few steps of each: PNG, PDF or SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a plot of a few steps of each: PNG, PDF or SVG.")] = None,
 ) -> None:
     """Measures the gap between steps at the worker with overlap on and off."""
     names = list(dict.fromkeys(workers.split(",")))
     if unknown := [name for name in names if name not in _STEP_S]:
-        raise typer.BadParameter(f"no worker {unknown[0]!r}; there are: {', '.join(_STEP_S)}", param_hint="--workers")
+        raise typer.BadParameter(
+            f"unknown worker {unknown[0]!r}; workers: {', '.join(_STEP_S)}", param_hint="--workers"
+        )
     runs = measure(names, pairs, seconds, num_seqs)
     figures = {name: {lane: summary(of_lane) for lane, of_lane in lanes.items()} for name, lanes in runs.items()}
     if save:

@@ -25,7 +25,7 @@ _SHAPE = {
 
 
 def main(like: Path, folder: Path) -> None:
-    """Writes it to FOLDER; vocabulary and lengths are those of the checkpoint LIKE."""
+    """Writes the checkpoint to FOLDER; vocabulary and lengths are those of the checkpoint LIKE."""
     shutil.copytree(like, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.md"), dirs_exist_ok=True)
     config = LlamaConfig(**{**json.loads((like / "config.json").read_text(encoding="utf-8")), **_SHAPE})
     torch.manual_seed(1)

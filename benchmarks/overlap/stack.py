@@ -70,7 +70,7 @@ def steady(log: NDArray[np.int64], num_seqs: int) -> Run:
     cut = int(len(longest) * _SETTLING)
     kept = longest[cut : len(longest) - cut]
     if len(kept) < 2:
-        raise RuntimeError("the sequences never all ran at the same time; ask for more steps")
+        raise RuntimeError("the sequences never all ran at the same time; use more steps")
     return Run(log[kept, :2])
 
 
@@ -155,5 +155,5 @@ def until_serving(address: str) -> None:
     deadline = time.monotonic() + _START_S
     while (status := health_probe.probe(address)) != "SERVING":
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the stack did not get ready: {status}")
+            raise RuntimeError(f"the stack did not become ready: {status}")
         time.sleep(0.05)

@@ -70,10 +70,10 @@ def timed(engine: Engine, log: BinaryIO) -> Engine:
 
 def main(
     log: Annotated[Path, typer.Argument(help="File to append to.")],
-    model: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; none = simulated.")] = None,
-    step_s: Annotated[float, typer.Option(help="Of the simulated worker: seconds of a step.")] = 0.0,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint folder; without it, the worker is simulated.")] = None,
+    step_s: Annotated[float, typer.Option(help="Seconds per step of the simulated worker.")] = 0.0,
 ) -> None:
-    """Starts it at any free port and announces it as `quire serve worker` does."""
+    """Starts the worker at any free port and prints its address as `quire serve worker` does."""
     with log.open("ab", buffering=0) as file:
         settings, make_engine = _real(model) if model is not None else _simulated(step_s)
         serving = serve_engine(

@@ -3,7 +3,7 @@
     python -m benchmarks.policies                                  # all four workloads, a table each
     python -m benchmarks.policies --json --workload chat --policies vllm-v1,quire
     python -m benchmarks.policies --record recorded                # the workloads under vllm-v1, as recordings
-    python -m benchmarks.policies --from recorded --check          # the tables from them; status 1 where quire is not good enough
+    python -m benchmarks.policies --from recorded --check          # the tables from them; status 1 if quire breaks a promise
 
 Real core and ledger, modelled worker and clock (`quire_tools.simulation`): the same seed gives the same
 figures on any machine. This module holds the command line. Runs: benchmarks.policies.runs. Recordings:
@@ -34,31 +34,36 @@ DEFAULT_POLICIES = ("vllm-v0", "vllm-v1", "vllm-v1-async", "chitu", "quire")
 RECORDED_POLICY = "vllm-v1"
 
 _HELP_END = """
-Times are of a model of a GPU that serves 8 billion parameters (quire_tools/simulation/cost_model.py), with at most 64 sequences
-at a time and 2,048 tokens a step (8,192 where a policy computes whole prompts); with --from, of the model fitted to each recording,
-under its limits. Output lengths are not known to the scheduler. Lost tokens were computed before and had to be computed again.
+Times are those of a cost model of a GPU with a model of 8 billion parameters (quire_tools/simulation/cost_model.py), with at most
+64 concurrent sequences and 2,048 tokens per step (8,192 for policies that compute whole prompts); with --from, those of a cost
+model fitted to each recording, under its limits. The scheduler does not know output lengths. Lost tokens are tokens that had to be
+computed again.
 """
 
 
 def main(
     policies: Annotated[str, typer.Option(help="Presets, P,P,...")] = "",
-    workload: Annotated[str, typer.Option(help=f"W,W,... of {', '.join(WORKLOADS)}, or of those in --from.")] = "",
-    requests: Annotated[int, typer.Option(min=0, help="Of each workload; 0: as many as its figures need.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Of arrivals, lengths and tokens; 1 if not given.")] = None,
-    record: Annotated[Path | None, typer.Option(metavar="DIR", help="Only write DIR/WORKLOAD.rec of each.")] = None,
+    workload: Annotated[str, typer.Option(help=f"Workloads W,W,...: {', '.join(WORKLOADS)}, or those in --from.")] = "",
+    requests: Annotated[int, typer.Option(min=0, help="Requests per workload; 0: as many as its figures need.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of arrivals, lengths and tokens; default 1.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write only DIR/WORKLOAD.rec for each workload.")
+    ] = None,
     under: Annotated[str, typer.Option(metavar="P", help="The policy that --record records.")] = RECORDED_POLICY,
     source: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="Predict from DIR/*.rec.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Status 1 where quire is not good enough; says why.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit status 1 if quire breaks a promise; prints which.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/policies.json.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the latencies: PNG, PDF or SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File of a plot of the latencies: PNG, PDF or SVG.")] = None,
 ) -> None:
     """Compares scheduling policies on chat, long prompts, bursts and agents in modelled time."""
     names = _chosen(policies, presets.policy_names(), list(DEFAULT_POLICIES))
     if check:
         _check_names(names)
     if source is not None and (requests or seed is not None):
-        raise typer.BadParameter("--requests and --seed were chosen when the recordings of --from were made")
+        raise typer.BadParameter("--requests and --seed are fixed in the recordings of --from; omit them")
     if record is not None and (source is not None or check or as_json or save or plot is not None):
         raise typer.BadParameter("--record only writes recordings; compare them with --from afterwards")
     size = _Size(1 if seed is None else seed, requests)
@@ -78,7 +83,7 @@ def main(
 def _check_names(names: list[str]) -> None:
     if not (policies_bars.OURS in names and policies_bars.teachers_of(names)):
         teachers = ", ".join(policies_bars.TEACHERS)
-        held = f"--check holds {policies_bars.OURS} against {teachers}"
+        held = f"--check compares {policies_bars.OURS} with {teachers}"
         raise typer.BadParameter(f"{held}: --policies must name it and one of them")
 
 
@@ -153,7 +158,7 @@ def _chosen(text: str, known: list[str], default: list[str]) -> list[str]:
     names = [name for name in text.split(",") if name] or default
     for name in names:
         if name not in known:
-            raise typer.BadParameter(f"there is no {name!r}; there are: {', '.join(known)}")
+            raise typer.BadParameter(f"unknown: {name!r}; known: {', '.join(known)}")
     return names
 
 

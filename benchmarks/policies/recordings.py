@@ -89,7 +89,9 @@ def found(folder: Path) -> dict[str, Path]:
     """Recordings in a folder by workload: known ones in their order, then others by name. ConfigError if there are none."""
     paths = {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
     if not paths:
-        raise ConfigError(f"{folder} holds no *{SUFFIX}; make some with --record {folder}", reason="NO_RECORDINGS")
+        raise ConfigError(
+            f"{folder} contains no *{SUFFIX} files; make some with --record {folder}", reason="NO_RECORDINGS"
+        )
     return {name: paths[name] for name in [*(kind for kind in WORKLOADS if kind in paths), *paths]}
 
 

@@ -58,7 +58,7 @@ def _show_checked(compared: Mapping[str, Comparison], failures: list[str], conso
     for failure in failures:
         console.print(f"FAILED {failure}", markup=False, soft_wrap=True)
     if not failures:
-        console.print(f"ok: what {bars.OURS} promises holds on {', '.join(compared)}", markup=False)
+        console.print(f"ok: all promises of {bars.OURS} hold on {', '.join(compared)}", markup=False)
     of_all = [(kind, comparison.figures()) for kind, comparison in compared.items()]
     for name in [name for name in of_all[0][1] if name != bars.OURS]:
         better = [kind for kind, of in of_all if bars.is_better(of[bars.OURS], of[name])]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.relay --save      # about two minutes
     python -m benchmarks.relay --profile   # and where the time goes, by function
-    python -m benchmarks.relay --steps 50 --repeats 1  # a look
+    python -m benchmarks.relay --steps 50 --repeats 1  # a short run
 
 This module holds the runs and their table. The scheduler and the clients: benchmarks.relay.ends; the bare
 server: benchmarks.relay.bare. docs/performance.md lists the goal as G1.
@@ -39,13 +39,13 @@ _STOP_S = 30
 _PROFILE_LINES = 45
 
 _HELP_END = """
-This process is the scheduler and the clients; the gateway is a real one, and after it comes a server of nothing but grpc.aio. What
-counts is CPU time of the gateway (of the bare server), all its threads: wall time and this process do not. Each run is made
---repeats times, in turns; the table has the median.
+This process is the scheduler and the clients. A real gateway is measured first, then a bare grpc.aio server. Measured is the CPU
+time of all threads of the gateway (or bare server); wall time and this process do not count. Each run is repeated --repeats times,
+in turn; the table has the medians.
 
-single: a step of one token for each stream, sent when all clients have the step before: one event for each token. coalesced: steps
-of --run tokens each, up to --ahead under way; an event has what came while the one before was written. bare: a message in, the same
-message out on all streams, in the same rhythm as single and of the size of that run's messages.
+single: steps of one token per stream, each sent when all clients have received the previous one: one event per token. coalesced:
+steps of --run tokens, up to --ahead in flight; an event has all tokens that arrived while the previous event was written. bare: one
+incoming message is copied to all streams, paced like single, with messages of the same size.
 """
 
 
@@ -78,15 +78,17 @@ class Readings:
 
 def main(
     streams: Annotated[int, typer.Option(min=1, help="At once.")] = 256,
-    steps: Annotated[int, typer.Option(min=2, help="Of each run.")] = 300,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each run.")] = 300,
     run: Annotated[int, typer.Option(min=1, help="Tokens of each stream in a step of `coalesced`.")] = 16,
-    ahead: Annotated[int, typer.Option(min=1, help="Steps of `coalesced` that may be under way.")] = 4,
-    connections: Annotated[int, typer.Option(min=1, help="Of the clients.")] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Of each run.")] = 3,
-    profile: Annotated[bool, typer.Option("--profile", help="Once more under cProfile; where the time goes.")] = False,
+    ahead: Annotated[int, typer.Option(min=1, help="Maximum steps of `coalesced` in flight.")] = 4,
+    connections: Annotated[int, typer.Option(min=1, help="Connections of the clients.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each run.")] = 3,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Run once more under cProfile and print times by function.")
+    ] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/relay.json.")] = False,
 ) -> None:
-    """Measures how many tokens one core of a gateway relays."""
+    """Measures the number of tokens per second that one gateway core relays."""
     feeds = [Feed("single", streams, steps), Feed("coalesced", streams, steps, run, ahead)]
     console = Console()
     result = measure(feeds, connections, repeats)
@@ -204,7 +206,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
             f"{figures['cpu_s']:.2f}",
         )
     console.print(table)
-    console.print(f"an event of single costs {result['single_to_bare']:.2f} of a bare message")
+    console.print(f"an event of single costs {result['single_to_bare']:.2f} times a bare message")
 
 
 if __name__ == "__main__":

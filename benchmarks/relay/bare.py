@@ -1,6 +1,6 @@
 """A relay of plain grpc.aio, a lower bound for any gateway: one incoming stream is copied to all others.
 
-    python -m benchmarks.relay.bare 256    # for so many readers; says where it listens
+    python -m benchmarks.relay.bare 256    # for this many readers; prints its address
 
 Uses the options of the gateway's own server and its way of writing: one task per stream, one message in
 flight.
@@ -72,7 +72,7 @@ async def serve(num_readers: int) -> None:
 
 
 def main(readers: int) -> None:
-    """Runs the bare server of a benchmark."""
+    """Runs the bare server of the relay benchmark."""
     asyncio.run(serve(readers))
 
 

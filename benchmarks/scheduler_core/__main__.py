@@ -33,22 +33,22 @@ _WIRE_ROWS = 256
 Rows = list[dict[str, Any]]
 
 _EXAMPLES = """
-steady: `step_us` = CPU time of schedule() + update() of all timed steps / their number, the garbage collector on. Lengths are
-spread so that in each step 1/16 of the sequences need a block; the timed steps are a multiple of 16, so work that comes once per
-block counts in full. With caching each full block is hashed and can be found. async: one plan is made while another is under way.
+steady: `step_us` = CPU time of schedule() + update() of all timed steps / number of steps, with the garbage collector on. Lengths
+are spread so that in each step 1/16 of the sequences need a block; the number of timed steps is a multiple of 16, so work done once
+per block counts in full. With caching each full block is hashed and can be hit. async: a plan is made while another is in flight.
 
-churn 0.01: in each step 1 % of the requests end (at least one) and as many come, with prompts of 32 to 47 tokens. Their add() is
+churn 0.01: in each step 1 % of the requests end (at least one) and as many arrive, with prompts of 32 to 47 tokens. Their add() is
 not in `step_us`; see admission. n = 2: two samples per request; `running` counts sequences.
 
-message bytes: a run of its own, where all sequences fill their blocks in the same step. `message_bytes` is the median of 16 steps,
-so a step without new blocks; `block_bytes` is the mean, so what new blocks cost per step is in it.
+message bytes: a separate run, in which all sequences fill their blocks in the same step. `message_bytes` is the median of 16 steps,
+that is, of a step without new blocks; `block_bytes` is the mean, which includes the cost of new blocks.
 
-admission: add() and the schedule() that admits a 1,024-token prompt beside nothing else; miss: hashed and new; hit: seen before.
+admission: add() and the schedule() that admits a 1,024-token prompt with no other request; miss: hashed and new; hit: cached.
 
-wire: a step in which all 256 rows change, columns to bytes and bytes to checked arrays.
+wire: a step in which all 256 rows change, from columns to bytes and from bytes to checked arrays.
 
---verify follows each run with one plain object per sequence and compares counters, tables, reference counts, prefixes and outputs
-outside the timing. A difference is told on standard error and ends with status 1.
+--verify models each run with one plain object per sequence and compares counters, tables, reference counts, prefixes and outputs
+outside the timing. Differences are printed on standard error; the exit status is then 1.
 """
 
 
@@ -118,7 +118,7 @@ def _goal(name: str, what: str, measured: float | None, limit: float) -> dict[st
 
 
 def main(
-    running: Annotated[str, typer.Option(help="Running sequences: N or N,N,...")] = _SIZES,
+    running: Annotated[str, typer.Option(help="Number of running sequences: N or N,N,...")] = _SIZES,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check against a brute-force model; status 1 if it differs.")
     ] = False,
@@ -160,9 +160,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
         times = [f"{row[name]:,.1f}" for name in ("request_us", "add_us", "schedule_us")]
         table.add_row("hit" if row["hit"] else "miss", *times)
     console.print(table)
-    table = Table(
-        "goal", "", "measured", "at most", "", title="goals: the worst of what each covers", title_justify="left"
-    )
+    table = Table("goal", "", "measured", "at most", "", title="goals: the worst figure of each", title_justify="left")
     for goal in result["goals"]:
         measured = "-" if goal["measured"] is None else f"{goal['measured']:,.0f}"
         verdict = {None: "", True: "met", False: "missed"}[goal["met"]]

@@ -1,7 +1,7 @@
 """Measures how many streams one gateway process holds, and the cost of each.
 
     python -m benchmarks.streams --save                      # 10,000 streams, 1,000 of them not read, about five minutes
-    python -m benchmarks.streams --streams 500 --step-s 0.5  # a look
+    python -m benchmarks.streams --streams 500 --step-s 0.5  # a short run
 
 This module holds the stack, the runs and the table. The streams themselves: benchmarks.streams.client.
 """
@@ -30,9 +30,9 @@ _STEP_BASE_S, _ROW_S = 4e-3, 20e-6
 """Duration of a simulated step, and of each sequence in it, at time scale 1."""
 
 _HELP_END = """
-Four processes and the clients, on one machine. The simulated worker computes a step of all streams in --step-s, so that the gateway
-has so much time for one event to each. Memory: resident, of the gateway, all streams open and decoding, less what it was before
-the first (after 64 others), over the streams. Gaps are between events of a stream, at clients that read.
+Four processes and the clients, on one machine. The simulated worker computes a step of all streams in --step-s, which is the time
+that the gateway has for one event per stream. Memory: resident memory of the gateway with all streams open and decoding, minus that
+before the first stream (after 64 others), per stream. Gaps: time between events of a stream, at clients that read.
 
 fast: all clients read. slow: some read two events and then nothing until the others have ended.
 """
@@ -40,9 +40,11 @@ fast: all clients read. slow: some read two events and then nothing until the ot
 
 def main(
     streams: Annotated[int, typer.Option(min=2, help="At once.")] = 10_000,
-    slow: Annotated[int, typer.Option(min=0, help="Of these, not read, in the second run; 0 = no second run.")] = 1_000,
+    slow: Annotated[
+        int, typer.Option(min=0, help="Streams among them that are not read, in the second run; 0 = no second run.")
+    ] = 1_000,
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each stream.")] = 12,
-    step_s: Annotated[float, typer.Option(min=0.0, help="Length of a step of all streams.")] = 5.0,
+    step_s: Annotated[float, typer.Option(min=0.0, help="Duration in seconds of a step of all streams.")] = 5.0,
     clients: Annotated[int, typer.Option(min=1, help="Client processes.")] = 2,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/streams.json.")] = False,
 ) -> None:
@@ -111,7 +113,7 @@ def _line(process: "subprocess.Popen[str]", what: str) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(text)
         if told["what"] == what:
             return told
-    raise RuntimeError(f"a client ended with status {process.wait(_LIMIT_S)} before it told that it has {what}")
+    raise RuntimeError(f"a client ended with status {process.wait(_LIMIT_S)} before it reported {what}")
 
 
 def _figures(processes: "list[subprocess.Popen[str]]") -> list[dict[str, Any]]:

@@ -133,12 +133,14 @@ def _tell(what: str, **figures: Any) -> None:
 
 
 def main(
-    address: Annotated[str, typer.Argument(help="The gateway's gRPC door, HOST:PORT.")],
-    streams: Annotated[int, typer.Option(min=1, help="Streams at once.")] = 1_000,
-    slow: Annotated[int, typer.Option(min=0, help="Of these, not read behind their first events.")] = 0,
-    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each.")] = 16,
+    address: Annotated[str, typer.Argument(help="The gateway's gRPC address, HOST:PORT.")],
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent streams.")] = 1_000,
+    slow: Annotated[
+        int, typer.Option(min=0, help="Streams among them that are not read after their first events.")
+    ] = 0,
+    tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each stream.")] = 16,
 ) -> None:
-    """Holds streams and tells what they saw."""
+    """Opens streams and prints their figures."""
 
     async def all_of_it() -> dict[str, Any]:
         return await run(address, Readings(streams, min(slow, streams - 1), tokens))

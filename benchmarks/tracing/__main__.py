@@ -1,7 +1,7 @@
 """Measures the cost of traces: throughput with all, 1 % or no requests traced; latency with a failing collector.
 
     python -m benchmarks.tracing --save                     # about ten minutes
-    python -m benchmarks.tracing --seconds 2 --rounds 1 --worker simulated --ill-seconds 2  # a look
+    python -m benchmarks.tracing --seconds 2 --rounds 1 --worker simulated --ill-seconds 2  # a short run
 
 This module holds the runs and their tables. The collector: benchmarks.tracing.sink; the clients:
 benchmarks.open_load.
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks import report
 from benchmarks.open_load import Flow, OpenLoad, figures
-from benchmarks.tracing.sink import Sink, closed_port
+from benchmarks.tracing.sink import Sink, unused_port
 from quire.local_stack.stack import LocalStack
 
 GOALS = {"100 %": 0.98, "1 %": 0.995}
@@ -36,17 +36,16 @@ _SIMULATED = {"simulated": ("--step-base-s", "0.02"), "free": ("--time-scale", "
 _FLUSH_S = 1.5
 
 _HELP_END = """
-Stacks of three processes each, all of them up during all runs, and this client, on one machine. Throughput: --clients that each
-send the next request when one is over, for --seconds; the first tenth does not count. In each of --rounds every stack has a run, in
-an order that turns; a ratio is that of two runs of one round. Two stacks have no traces: their ratio says what chance does. The
-collector takes messages and does not look at them. Processor time of a request (gateway + scheduler + worker) depends less on what
-else the machine does.
+Stacks of three processes each, all running all the time, and this client, on one machine. Throughput: --clients clients that each
+send the next request when one ends, for --seconds; the first tenth does not count. Each of --rounds runs every stack, in rotating
+order; a ratio compares two runs of one round. Two stacks have no traces: their ratio shows the noise. The collector receives
+messages without parsing them. CPU time per request (gateway + scheduler + worker) depends less on other load of the machine.
 
 Goals: with all requests traced at least 0.98 of the throughput without traces, with 1 % of them 0.995. Latency: Poisson arrivals at
---rate per second, every request traced, with a collector that is not there and with one that never answers, beside none.
+--rate per second, every request traced, with an absent collector, with one that never answers, and with none configured.
 
-worker: `tiny`, the built-in model on this CPU; `simulated`, steps of 20 ms that leave the cores alone; `free`, steps that take no
-time, so that services are all there is.
+worker: `tiny`, the built-in model on this CPU; `simulated`, steps of 20 ms without CPU load; `free`, steps that take no time, so
+that only the services are measured.
 """
 
 
@@ -70,17 +69,19 @@ class Traced:
 
 
 def main(
-    worker: Annotated[Literal["tiny", "simulated", "free"], typer.Option(help="What steps take; see below.")] = "tiny",
-    seconds: Annotated[float, typer.Option(min=1, help="Of each run.")] = 10.0,
+    worker: Annotated[Literal["tiny", "simulated", "free"], typer.Option(help="Kind of worker; see below.")] = "tiny",
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each run.")] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each stack.")] = 8,
     clients: Annotated[int, typer.Option(min=1, help="At once.")] = 16,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens.")] = 64,
     output: Annotated[int, typer.Option(min=1, help="Tokens.")] = 64,
-    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second, for latency.")] = 8.0,
-    ill_seconds: Annotated[float, typer.Option(min=0, help="Of each run with an ill collector; 0 = none.")] = 30.0,
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of the latency runs.")] = 8.0,
+    ill_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds of each run with a failing collector; 0 = no such runs.")
+    ] = 30.0,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/tracing-WORKER.json.")] = False,
 ) -> None:
-    """Measures what traces cost, and what an ill collector does."""
+    """Measures the cost of traces, and the effect of a failing collector."""
     flow = Flow("all", 0.0, prompt=prompt, output=output, num_clients=clients)
     result: dict[str, Any] = {"throughput": throughput(worker, flow, seconds, rounds)}
     if ill_seconds:
@@ -156,7 +157,7 @@ def _run(traced: Traced, flow: Flow, seconds: float, seed: int) -> dict[str, Any
 def ill(worker: str, flow: Flow, seconds: float) -> dict[str, Any]:
     """Latency with an absent or hanging collector, against none, and the memory used."""
     with ExitStack() as stack:
-        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(closed_port())
+        hung, dead = stack.enter_context(Sink(hangs=True)), stack.enter_context(unused_port())
         ports = {_OFF: 0, "dead": dead, "hung": hung.port}
         stacks = [_start(stack, worker, name, collector=port) for name, port in ports.items()]
         for number in range(3):

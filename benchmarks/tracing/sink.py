@@ -49,7 +49,7 @@ class Sink:
 
 
 @contextmanager
-def closed_port() -> Iterator[int]:
+def unused_port() -> Iterator[int]:
     """A reserved port on which no process listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

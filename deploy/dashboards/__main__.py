@@ -25,7 +25,7 @@ def texts() -> dict[Path, str]:
 
 
 def stale() -> list[str]:
-    """Names of files that are out of date, missing, or of no dashboard."""
+    """Names of files that are out of date or missing, or that belong to no dashboard."""
     wanted, found = texts(), set(FOLDER.glob("*.json"))
     wrong = [path for path, text in wanted.items() if path not in found or path.read_text(encoding="utf-8") != text]
     return sorted(path.name for path in [*wrong, *(found - wanted.keys())])
@@ -34,10 +34,10 @@ def stale() -> list[str]:
 def main() -> int:
     """Write the files, or return status 1 if some are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="make them")
+    parser.add_argument("--write", action="store_true", help="write the files")
     if not parser.parse_args().write:
         names = stale()
-        sys.stdout.write("".join(f"not fresh: {name}\n" for name in names))
+        sys.stdout.write("".join(f"out of date: {name}\n" for name in names))
         return 1 if names else 0
     for path, text in texts().items():
         path.write_text(text, encoding="utf-8")

@@ -18,22 +18,23 @@ def _pool(title: str, tier: str, text: str) -> Panel:
 CACHE = Dashboard(
     "cache",
     "KV cache",
-    "Who holds blocks, how much of the prompts is reused, what is moved between device and host.",
+    "Block usage, reuse of prompt prefixes, and moves between device and host.",
     (
         _pool(
             "Device blocks",
             "gpu",
-            "Blocks on the device: used by sequences, cached (held by nobody, with a prefix that can be reused), free. The sum is "
-            "what there is. A new block is a free one, then the cached one that was used longest ago.",
+            "Blocks on the device: used by sequences; cached (unreferenced, with a reusable prefix); free. The sum is the size of "
+            "the pool. Free blocks are allocated first, then the least recently used cached ones.",
         ),
         _pool(
             "Host blocks",
             "cpu",
-            "The same in host memory, where swapped requests wait. None: swap space is switched off.",
+            "The same in host memory, for swapped requests. No data: swap space is off.",
         ),
         Panel(
             title="Blocks in use",
-            text="Share that sequences hold, on device (gpu) and host (cpu). At 100 % of the device somebody waits or leaves.",
+            text="Share of blocks that sequences use, on device (gpu) and host (cpu). At 100 % on the device requests wait or are "
+            "preempted.",
             unit="percentunit",
             most=1,
             yellow=0.9,
@@ -46,32 +47,33 @@ CACHE = Dashboard(
         ),
         Panel(
             title="Prefix hits",
-            text="Share of the prompt tokens of requests that started then, which were found in the cache and not computed.",
+            text="Share of prompt tokens found in the cache, and therefore not computed, of requests when first scheduled.",
             unit="percentunit",
             most=1,
             queries=(Query(f"{_HITS} / ({_QUERIES} > 0)", "hits"),),
         ),
         Panel(
             title="Prompt tokens",
-            text="Prompt tokens a second of requests that started: looked for in the cache, and found. Between them: computed.",
+            text="Prompt tokens per second of requests when first scheduled: looked up in the cache, and found. The rest is "
+            "computed.",
             unit=_TOKENS,
-            queries=(Query(_QUERIES, "looked for"), Query(_HITS, "found")),
+            queries=(Query(_QUERIES, "looked up"), Query(_HITS, "found")),
         ),
         Panel(
             title="Swaps",
-            text="Blocks a second that steps moved: in = to the device, out = to the host. The price of preemption by swap.",
+            text="Blocks per second moved by steps: in = to the device, out = to the host. The cost of preemption by swap.",
             unit=_BLOCKS,
             queries=(rate("quire_kv_swap_blocks_total", "direction"),),
         ),
         Panel(
             title="Copies on write",
-            text="Blocks a second that were copied, as two sequences that shared them went different ways (samples, beams).",
+            text="Blocks per second copied because sequences that shared them (samples, beams) diverged.",
             unit=_BLOCKS,
             queries=(rate("quire_kv_copied_blocks_total"),),
         ),
         Panel(
             title="Preemptions",
-            text="A second, by mode: what the swaps and the tokens computed again come from.",
+            text="Preemptions per second, by mode. They cause swaps (swap) or repeated computation of tokens (recompute).",
             unit="suffix: /s",
             may_be_empty=True,
             queries=(rate("quire_preemptions_total", "mode"),),

@@ -8,11 +8,11 @@ _TOKENS = "suffix: tokens/s"
 GATEWAY = Dashboard(
     "gateway",
     "gateways",
-    "What clients ask, what they get, how long it takes, which errors there are.",
+    "Calls, errors, and the latencies that clients see.",
     (
         Panel(
-            title="Attached",
-            text="Gateways whose stream to the scheduler is open.",
+            title="Connected",
+            text="Gateways with an open stream to the scheduler.",
             unit="none",
             kind="stat",
             width=6,
@@ -30,7 +30,7 @@ GATEWAY = Dashboard(
         ),
         Panel(
             title="Streams",
-            text="Of these, those that are streamed.",
+            text="Requests in flight that are streamed.",
             unit="none",
             kind="stat",
             width=6,
@@ -38,7 +38,7 @@ GATEWAY = Dashboard(
         ),
         Panel(
             title="Tokens held for slow readers",
-            text="Tokens that are there and not read yet. Much: clients read more slowly than the model writes.",
+            text="Generated tokens that clients have not read yet. High: clients read more slowly than the model generates.",
             unit="none",
             kind="stat",
             width=6,
@@ -48,7 +48,7 @@ GATEWAY = Dashboard(
         ),
         Panel(
             title="Calls",
-            text="Calls a second that ended, by door (gRPC or HTTP) and method.",
+            text="Calls per second that ended, by protocol (gRPC or HTTP) and method.",
             unit="reqps",
             width=12,
             stacked=True,
@@ -56,7 +56,7 @@ GATEWAY = Dashboard(
         ),
         Panel(
             title="Errors",
-            text="Calls a second that ended by an error, by reason: docs/errors.md says what to do. CLIENT_GONE: it left.",
+            text="Calls per second that ended with an error, by reason (docs/errors.md). CLIENT_GONE: the client disconnected.",
             unit="reqps",
             width=12,
             stacked=True,
@@ -66,36 +66,36 @@ GATEWAY = Dashboard(
         distribution(
             "Times to first token",
             "gen_ai_server_time_to_first_token_seconds",
-            "How many requests had their first output after how long.",
+            "Distribution of the time to first token over requests.",
         ),
         Panel(
             title="Time to first token",
-            text="From arrival at the gateway to the first output. Buckets end at ten minutes.",
+            text="From arrival at the gateway to the first output. Values above ten minutes show as ten minutes.",
             unit="s",
             width=12,
             queries=quantiles("gen_ai_server_time_to_first_token_seconds"),
         ),
         Panel(
             title="Time per output token",
-            text="After the first one, as the scheduler saw it: a slow reader does not change it.",
+            text="After the first token, measured at the scheduler: slow clients do not affect it.",
             unit="s",
             queries=quantiles("gen_ai_server_time_per_output_token_seconds"),
         ),
         Panel(
             title="Time of a request",
-            text="From arrival to end, of those that went well. Mostly a matter of the tokens they asked for.",
+            text="From arrival to end, of successful requests. Depends mostly on the requested number of tokens.",
             unit="s",
             queries=quantiles("gen_ai_server_request_duration_seconds", where='{error_type=""}'),
         ),
         Panel(
             title="Tokens of requests",
-            text="Tokens a second of requests that ended: input and output.",
+            text="Tokens per second of requests that ended: input and output.",
             unit=_TOKENS,
             queries=(rate("gen_ai_client_token_usage_sum", "gen_ai_token_type"),),
         ),
         Panel(
             title="In flight, by operation",
-            text="Requests that have not ended.",
+            text="Requests that have not ended, by operation.",
             unit="short",
             stacked=True,
             queries=(Query("sum by (operation) (quire_gateway_requests_in_flight)", "{{operation}}"),),

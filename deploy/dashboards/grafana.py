@@ -26,7 +26,7 @@ class Panel:
 
     `width`: of 24 columns. `stacked`: series add up. `most`: upper end of the axis. `red`, `yellow`: values
     from which on it is coloured so (up to which, with `low_is_bad`). `words`: names of stat values.
-    `may_be_empty`: no data is good news.
+    `may_be_empty`: no data means that there were no events.
     """
 
     title: str
@@ -45,8 +45,8 @@ class Panel:
 
     @property
     def description(self) -> str:
-        """The text; it says so if an empty panel is good news."""
-        return f"{self.text} Empty: there were none." if self.may_be_empty else self.text
+        """The text, with the meaning of an empty panel if it may be empty."""
+        return f"{self.text} No data: there were none." if self.may_be_empty else self.text
 
     @property
     def height(self) -> int:
@@ -56,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A dashboard. `name`: in its file name and address. `text`: the question that it answers."""
+    """A dashboard. `name`: in its file name and address. `text`: what it shows."""
 
     name: str
     title: str

@@ -9,11 +9,11 @@ _ERRORS = 'sum(rate(quire_gateway_calls_total{status!~"OK|CANCELLED"}[$__rate_in
 OVERVIEW = Dashboard(
     "overview",
     "overview",
-    "Whether the service is well, how much it does, how long people wait.",
+    "Health, throughput and latency of the service.",
     (
         Panel(
             title="State",
-            text="Whether the scheduler takes requests and steps can complete. `quire workers` says why not.",
+            text="Whether the scheduler accepts requests and steps can complete. If not, `quire workers` shows the reason.",
             unit="none",
             kind="stat",
             width=4,
@@ -24,7 +24,7 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Workers",
-            text="Workers to which the stream of steps is open.",
+            text="Workers with an open stream of steps to the scheduler.",
             unit="none",
             kind="stat",
             width=4,
@@ -34,7 +34,7 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Running",
-            text="Groups of sequences that have blocks and take part in steps: a request, or one of its samples.",
+            text="Groups of sequences that have blocks and are scheduled: requests, or samples of one.",
             unit="none",
             kind="stat",
             width=4,
@@ -42,7 +42,7 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Waiting",
-            text="Requests that wait for their first step, or again. Why: the dashboard of the scheduler.",
+            text="Requests that wait for their first step, or again after preemption. Reasons: scheduler dashboard.",
             unit="none",
             kind="stat",
             width=4,
@@ -52,7 +52,7 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Device blocks in use",
-            text="Share of the KV blocks that sequences hold. Near 100 % requests wait for blocks or are preempted.",
+            text="Share of KV blocks that sequences use. Near 100 % requests wait for blocks or are preempted.",
             unit="percentunit",
             kind="stat",
             width=4,
@@ -62,7 +62,7 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Errors",
-            text="Calls a second that ended by an error. Clients that left do not count.",
+            text="Calls per second that ended with an error. Cancelled calls do not count.",
             unit="reqps",
             kind="stat",
             width=4,
@@ -72,14 +72,14 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Requests",
-            text="Lengths of the queues. Waiting that grows while running stays is more load than this can take.",
+            text="Queue lengths. If waiting grows while running is constant, the load exceeds the capacity.",
             unit="short",
             stacked=True,
             queries=(Query("sum by (queue) (quire_scheduler_requests)", "{{queue}}"),),
         ),
         Panel(
             title="Tokens",
-            text="Tokens a second: output that came out of steps, and prompt tokens computed for it (again after preemptions).",
+            text="Tokens per second: output of steps, and prompt tokens computed (also recomputed after preemption).",
             unit=_TOKENS,
             queries=(
                 Query(f"sum(rate(quire_output_tokens_total[{RATE}]))", "output"),
@@ -88,27 +88,28 @@ OVERVIEW = Dashboard(
         ),
         Panel(
             title="Requests that ended",
-            text="A second, by how they ended. CANCELLED: their clients left.",
+            text="Requests per second that ended, by reason. CANCELLED: cancelled by their clients.",
             unit="reqps",
             stacked=True,
             queries=(rate("quire_requests_ended_total", "reason"),),
         ),
         Panel(
             title="Time to first token",
-            text="From a request's arrival at the gateway to its first output. It grows with the queue: see beside it. "
-            "Buckets end at ten minutes.",
+            text="From a request's arrival at the gateway to its first output. Includes the queue time. Values above ten minutes "
+            "show as ten minutes.",
             unit="s",
             queries=quantiles("gen_ai_server_time_to_first_token_seconds"),
         ),
         Panel(
             title="Queue time",
-            text="Of that, the wait for the first step. Near the time to first token: the wait is for room, not for the model.",
+            text="From arrival to the first step. If it is close to the time to first token, requests wait for capacity, not for "
+            "the model.",
             unit="s",
             queries=quantiles("quire_queue_time_seconds"),
         ),
         Panel(
             title="Time per output token",
-            text="After the first one. Grows with the batch and with prompts that run beside it.",
+            text="After the first token. Grows with the batch size and with prompts in the same steps.",
             unit="s",
             queries=quantiles("gen_ai_server_time_per_output_token_seconds"),
         ),

@@ -31,13 +31,13 @@ def processes(job: str) -> tuple[Panel, Panel]:
     return (
         Panel(
             title="Memory",
-            text="Resident memory of each process. A slope that does not end is a leak; a step is a model or a cache.",
+            text="Resident memory of each process. Continuous growth indicates a leak; a jump is the load of a model or a cache.",
             unit="bytes",
             queries=(Query(f'process_resident_memory_bytes{{job="{job}"}}', "{{instance}}"),),
         ),
         Panel(
-            title="Processor",
-            text="Processors that each process kept busy: 1 = one of them all the time. The event loop is one thread.",
+            title="CPU",
+            text="CPU cores used by each process: 1 = one core all the time. The event loop is one thread.",
             unit="short",
             queries=(Query(f'rate(process_cpu_seconds_total{{job="{job}"}}[{RATE}])', "{{instance}}"),),
         ),

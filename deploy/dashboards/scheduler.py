@@ -9,12 +9,12 @@ _FILL = 'sum(quire_scheduler_{what}) / sum(quire_scheduler_waiting_limit{{of="{o
 SCHEDULER = Dashboard(
     "scheduler",
     "scheduler",
-    "Why requests wait, what steps are made of, how long they take, who had to leave.",
+    "Wait reasons, composition and duration of steps, preemptions.",
     (
         Panel(
             title="Why requests wait",
-            text="Requests that wait, by reason. BEHIND: nobody looked at them, as somebody before them could not start; why the "
-            "head of the queue waits is among the others. What each means: docs/explaining.md; one request: `quire why ID`.",
+            text="Waiting requests by reason. BEHIND: behind a request that could not start; the reason of that one is among the "
+            "others. Meaning of each reason: docs/explaining.md; of one request: `quire why ID`.",
             unit="short",
             width=12,
             stacked=True,
@@ -23,14 +23,14 @@ SCHEDULER = Dashboard(
         ),
         Panel(
             title="Queue time",
-            text="From arrival to the first step, of requests that started then.",
+            text="From arrival to the first step, of requests when first scheduled.",
             unit="s",
             width=12,
             queries=quantiles("quire_queue_time_seconds"),
         ),
         Panel(
-            title="How full the queue is",
-            text="Share of what may wait, in requests and in prompt tokens. At 100 % requests are refused with QUEUE_FULL.",
+            title="Queue fill",
+            text="Waiting requests and prompt tokens as a share of their limits. At 100 % requests are refused with QUEUE_FULL.",
             unit="percentunit",
             most=1,
             yellow=0.8,
@@ -42,15 +42,15 @@ SCHEDULER = Dashboard(
         ),
         Panel(
             title="Refused",
-            text="Requests a second that the scheduler did not accept, by reason. Gateways refuse too: see theirs.",
+            text="Requests per second refused by the scheduler, by reason. Gateways also refuse: see their dashboard.",
             unit="reqps",
             may_be_empty=True,
             queries=(rate("quire_requests_refused_total", "reason"),),
         ),
         Panel(
             title="Preemptions",
-            text="A second, by mode. Each loses what was computed (recompute) or moves it to the host (swap): more blocks, fewer "
-            "sequences at a time, or shorter outputs help.",
+            text="Preemptions per second, by mode. Each discards computed KV (recompute) or moves it to the host (swap). Remedies: "
+            "more blocks, fewer concurrent sequences, shorter outputs.",
             unit="suffix: /s",
             may_be_empty=True,
             queries=(rate("quire_preemptions_total", "mode"),),
@@ -58,25 +58,25 @@ SCHEDULER = Dashboard(
         distribution(
             "Step times",
             "quire_step_duration_seconds",
-            "How many steps took how long at the worker. Two bands: steps with prompts, and steps of decodes alone.",
+            "Distribution of step times at the worker. Two bands are usual: steps with prompts, and decode-only steps.",
         ),
         Panel(
             title="Step time",
-            text="What a step took its worker.",
+            text="Duration of a step at the worker.",
             unit="s",
             width=12,
             queries=quantiles("quire_step_duration_seconds"),
         ),
         Panel(
             title="Tokens in steps",
-            text="Tokens a second that steps computed: prefill (prompts, and what is computed again) and decode.",
+            text="Tokens per second computed by steps: prefill (prompts and recomputation) and decode.",
             unit=_TOKENS,
             stacked=True,
             queries=(rate("quire_step_tokens_total", "phase"),),
         ),
         Panel(
             title="Steps",
-            text="Steps a second, and those of them that computed prompts.",
+            text="Steps per second, all and those that computed prompts.",
             unit="suffix: /s",
             queries=(
                 Query(f"sum(rate(quire_steps_total[{RATE}]))", "all"),
@@ -84,28 +84,28 @@ SCHEDULER = Dashboard(
             ),
         ),
         Panel(
-            title="Time to decide a step",
-            text="One call of schedule(). While steps overlap it costs nothing as long as it is shorter than a step.",
+            title="Scheduling time",
+            text="Duration of a schedule() call. With overlapped steps it costs no time as long as it is shorter than a step.",
             unit="s",
             queries=quantiles("quire_schedule_duration_seconds"),
         ),
         Panel(
             title="Requests that ended",
-            text="A second, by status and reason.",
+            text="Requests per second that ended, by status and reason.",
             unit="reqps",
             stacked=True,
             queries=(rate("quire_requests_ended_total", "status", "reason"),),
         ),
         Panel(
             title="Failed steps",
-            text="A second, by reason. Each is in the scheduler's log with what ran in it.",
+            text="Failed steps per second, by reason. The scheduler's log has each of them with its contents.",
             unit="suffix: /s",
             may_be_empty=True,
             queries=(rate("quire_failed_steps_total", "reason"),),
         ),
         Panel(
-            title="Spans that were dropped",
-            text="Spans a second that did not reach the collector, of any service.",
+            title="Dropped spans",
+            text="Spans per second that did not reach the collector, by service.",
             unit="suffix: /s",
             queries=(rate("quire_telemetry_dropped_spans_total", "job"),),
         ),

@@ -8,11 +8,11 @@ _TOKENS = "suffix: tokens/s"
 WORKERS = Dashboard(
     "workers",
     "workers",
-    "Whether workers are there, where the time of their steps goes, what they compute.",
+    "Availability of workers, time spent in the parts of a step, and throughput.",
     (
         Panel(
             title="Ready",
-            text="Workers whose model is loaded and that can run steps, as they say themselves.",
+            text="Workers that report a loaded model and can run steps.",
             unit="none",
             kind="stat",
             width=6,
@@ -21,8 +21,8 @@ WORKERS = Dashboard(
             low_is_bad=True,
         ),
         Panel(
-            title="Reached",
-            text="Workers to which the scheduler's stream is open. Fewer than ready: the network, or another owner.",
+            title="Connected",
+            text="Workers with an open stream to the scheduler. Fewer than ready: a network fault, or another scheduler owns them.",
             unit="none",
             kind="stat",
             width=6,
@@ -32,7 +32,7 @@ WORKERS = Dashboard(
         ),
         Panel(
             title="Steps",
-            text="Steps a second, of all workers.",
+            text="Steps per second, total of all workers.",
             unit="suffix: /s",
             kind="stat",
             width=6,
@@ -40,16 +40,16 @@ WORKERS = Dashboard(
         ),
         Panel(
             title="Sequences",
-            text="Sequences that workers hold, running or between two steps.",
+            text="Sequences on the workers, running or between two steps.",
             unit="none",
             kind="stat",
             width=6,
             queries=(Query("sum(quire_worker_rows)"),),
         ),
         Panel(
-            title="Where the time of a step goes",
+            title="Parts of a step",
             text="Mean time of each part: queued (behind other steps), cache (swaps, copies), prepare (inputs), model, sample. "
-            "Much queued is good while steps overlap: the next one is there already.",
+            "With overlapped steps a long queued time is good: the next step has already arrived.",
             unit="s",
             width=12,
             stacked=True,
@@ -62,8 +62,8 @@ WORKERS = Dashboard(
             ),
         ),
         Panel(
-            title="Share of time in the model",
-            text="Seconds of model time in each second, for each worker: 100 % = the device is never without work.",
+            title="Model utilization",
+            text="Model time per second, for each worker: 100 % = the device is never idle.",
             unit="percentunit",
             width=12,
             queries=(
@@ -74,38 +74,38 @@ WORKERS = Dashboard(
         ),
         Panel(
             title="Steps of each worker",
-            text="A second. Workers of one service should be alike.",
+            text="Steps per second of each worker. Workers of one service should have similar values.",
             unit="suffix: /s",
             queries=(rate("quire_worker_steps_total", "instance"),),
         ),
         Panel(
             title="Sequences of each worker",
-            text="Rows of the persistent batch.",
+            text="Rows of the persistent batch, by worker.",
             unit="short",
             queries=(Query("sum by (instance) (quire_worker_rows)", "{{instance}}"),),
         ),
         Panel(
             title="Tokens",
-            text="A second: computed (prompts and decodes) and drawn.",
+            text="Tokens per second: computed (prompts and decodes) and sampled.",
             unit=_TOKENS,
             queries=(rate("quire_worker_tokens_total", "kind"),),
         ),
         distribution(
             "Times in the model",
             "quire_worker_step_seconds",
-            "How many steps were how long in the model, of all workers. Two bands: with prompts, and decodes alone.",
+            "Distribution of model time over the steps of all workers. Two bands are usual: with prompts, and decode-only.",
             where='{part="model"}',
         ),
         Panel(
             title="Blocks moved",
-            text="Blocks a second: swapped in, swapped out, copied on write. They share the device with the model.",
+            text="Blocks per second: swapped in, swapped out, copied on write. Moves compete with the model for the device.",
             unit="suffix: blocks/s",
             width=12,
             queries=(rate("quire_worker_blocks_moved_total", "kind"),),
         ),
         Panel(
-            title="Processor time of grammar masks",
-            text="Processors kept busy by computing grammar masks, beside the model. Sequences with costly grammars sit out steps.",
+            title="CPU time of grammar masks",
+            text="CPU cores used for grammar masks, in parallel with the model. Sequences with costly grammars skip steps.",
             unit="percentunit",
             width=12,
             may_be_empty=True,
@@ -113,14 +113,14 @@ WORKERS = Dashboard(
         ),
         Panel(
             title="Failed steps",
-            text="Steps a second that failed as a whole, by reason.",
+            text="Failed steps per second, by reason.",
             unit="suffix: /s",
             may_be_empty=True,
             queries=(rate("quire_worker_failed_steps_total", "reason"),),
         ),
         Panel(
-            title="Output that is no number",
-            text="Rows a second for which the model gave NaN or infinity. Anything but 0 is a broken checkpoint, kernel or device.",
+            title="Non-finite output",
+            text="Rows per second with NaN or infinite model output. Above 0 the checkpoint, a kernel or the device is broken.",
             unit="suffix: rows/s",
             red=0.0001,
             queries=(rate("quire_worker_not_finite_rows_total"),),

@@ -174,7 +174,7 @@ class _Translator:
     @singledispatchmethod
     def operator(self, given: object) -> _Operator:
         """Raise TypeError for an operator that the library does not have."""
-        raise TypeError(f"no operator: {given!r}")
+        raise TypeError(f"unknown operator: {given!r}")
 
     @operator.register
     def _(self, given: decoder.Norm) -> _Operator:
@@ -196,7 +196,7 @@ class _Translator:
     def _(self, given: decoder.Gated) -> _Operator:
         gate, up = given.gate, given.up
         if gate.stored != up.stored:
-            raise ValueError(f"gate is stored as {gate.stored}, up as {up.stored}; both must be alike")
+            raise ValueError(f"gate is stored as {gate.stored}, up as {up.stored}; both must have the same form")
         return _Operator(
             kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
             activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=_pointer(gate.bias),

@@ -79,7 +79,9 @@ def _compiled(environ: Mapping[str, str]) -> KernelLibrary:
     compiler = next(filter(None, found), None)
     if compiler is None:
         wanted = " or ".join(names)
-        raise NoCompiledKernels(f"none are installed for this processor, and no C++ compiler ({wanted}); {_TO_DO}")
+        raise NoCompiledKernels(
+            f"no build is installed for this processor and no C++ compiler found ({wanted}); {_TO_DO}"
+        )
     path = _private_folder(environ) / f"paged_kernels-{_key(compiler, _NATIVE)}.so"
     return KernelLibrary(path, f"compiled on this machine by {compiler}", compiler)
 
@@ -91,7 +93,7 @@ def _open(path: Path) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise NoCompiledKernels(f"{path} cannot be loaded: {error}") from error
     if abi != ABI:
-        raise NoCompiledKernels(f"{path} has interface {abi}, this release needs {ABI}; build it again")
+        raise NoCompiledKernels(f"{path} has interface version {abi}, this release needs {ABI}; rebuild it")
     return library
 
 
@@ -99,7 +101,7 @@ def _compile_once(path: Path, compiler: str, say: Callable[[str], None]) -> None
     with (path.parent / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            say("compiling the CPU kernels (once for this machine)")
+            say("compiling the CPU kernels (once per machine)")
             build(path, [compiler, *_NATIVE])
 
 
@@ -130,11 +132,15 @@ def _private_folder(environ: Mapping[str, str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         state = folder.stat()
     except (OSError, RuntimeError) as error:
-        raise NoCompiledKernels(f"no cache folder: {error}; set {CACHE_VARIABLE}") from error
+        raise NoCompiledKernels(
+            f"cannot create the cache folder: {error}; set {CACHE_VARIABLE} to a private folder"
+        ) from error
     if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NoCompiledKernels(f"{folder} belongs to, or can be written by, others; set {CACHE_VARIABLE}")
+        raise NoCompiledKernels(
+            f"{folder} is owned or writable by another user; set {CACHE_VARIABLE} to a private folder"
+        )
     if not os.access(folder, os.W_OK):
-        raise NoCompiledKernels(f"{folder} cannot be written; set {CACHE_VARIABLE}")
+        raise NoCompiledKernels(f"{folder} is not writable; set {CACHE_VARIABLE} to a private folder")
     return folder
 
 

@@ -41,14 +41,16 @@ def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
     except ImportError as error:
         raise ConfigError(f"the backend cuda needs Triton ({error}): pip install triton", reason="NO_TRITON") from error
     if triton_backend.is_interpreted() != interprets_triton(environ):
-        raise ConfigError(f"set {INTERPRETER_VARIABLE} before the process starts", reason="NO_TRITON")
+        raise ConfigError(
+            f"set {INTERPRETER_VARIABLE} before the process starts, not while it runs", reason="NO_TRITON"
+        )
     return triton_backend.make()
 
 
 def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
     """Kernels of the backend `name` that sample without waiting for `device`.
 
-    None if it has none: plain torch then works.
+    None if it has none: plain torch is used.
     """
     if name != "cuda" or device.type != "cuda":
         return None
@@ -63,7 +65,7 @@ def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
 
 
 def choosing_kernel(backend: KernelBackend) -> Choose | None:
-    """Kernel of `backend` for argmax; None if it has none (plain torch then works)."""
+    """Kernel of `backend` for argmax; None if it has none (plain torch is used)."""
     return backend.choose if isinstance(backend, CompiledCpuBackend) else None
 
 

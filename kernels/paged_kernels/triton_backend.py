@@ -36,7 +36,7 @@ def make() -> "TritonBackend":
         return TritonBackend(sharing_of(torch.device("cpu")))
     if not torch.cuda.is_available():
         raise ConfigError(
-            "no CUDA device is to be seen: use --backend cpu, or TRITON_INTERPRET=1 to try the kernels on a CPU",
+            "no CUDA device found: use --backend cpu, or set TRITON_INTERPRET=1 to run the kernels on a CPU for tests",
             reason="NO_CUDA_DEVICE",
         )
     return TritonBackend(sharing_of(torch.device("cuda")))

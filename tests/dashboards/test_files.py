@@ -175,13 +175,13 @@ COLOURS: dict[tuple[str, str], dict[float, str]] = {
     ("overview", "Waiting"): {0: "green", 9: "green", 10: "yellow", 330: "red"},
     ("overview", "Device blocks in use"): {0.5: "green", 0.95: "yellow", 1: "red"},
     ("overview", "Errors"): {0: "green", 0.1: "yellow", 2: "red"},
-    ("gateway", "Attached"): {0: "red", 1: "green"},
+    ("gateway", "Connected"): {0: "red", 1: "green"},
     ("gateway", "Tokens held for slow readers"): {0: "green", 200_000: "yellow", 3_000_000: "red"},
     ("workers", "Ready"): {0: "red", 1: "green"},
-    ("workers", "Reached"): {0: "red", 1: "green"},
-    ("scheduler", "How full the queue is"): {0.1: "green", 0.9: "yellow", 1: "red"},
+    ("workers", "Connected"): {0: "red", 1: "green"},
+    ("scheduler", "Queue fill"): {0.1: "green", 0.9: "yellow", 1: "red"},
     ("cache", "Blocks in use"): {0.1: "green", 0.9: "yellow", 1: "red"},
-    ("workers", "Output that is no number"): {0: "green", 0.1: "red"},
+    ("workers", "Non-finite output"): {0: "green", 0.1: "red"},
 }
 """Of each panel that is coloured by its value: some values, from good to bad or from bad to good."""
 

@@ -42,7 +42,7 @@ def test_every_panel_of_every_dashboard_has_data(tmp_path: Path, record_property
         ("cache", "Prefix hits"),
         ("cache", "Swaps"),
         ("cache", "Copies on write"),
-        ("workers", "Where the time of a step goes"),
+        ("workers", "Parts of a step"),
         ("gateway", "Errors"),
     ):
         assert max(values[name, title]) > 0, f"{name}: {title} shows nothing of what happened"

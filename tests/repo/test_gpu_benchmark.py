@@ -21,7 +21,7 @@ print(sorted({"grpc", "opentelemetry", "protos", "worker_svc.engine", "paged_ker
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "benchmarks.gpu: no CUDA device is to be seen by torch; there is nothing to measure"),
+        ([], "benchmarks.gpu: torch finds no CUDA device; there is nothing to measure"),
         (["--part", "nothing"], "is no part; there are kernels, steps"),
         (["--interpret"], "needs TRITON_INTERPRET=1"),
     ],

@@ -69,8 +69,8 @@ async def test_who_uses_what_another_worker_has_no_room_for_fails_alone() -> Non
         assert "adapter second is not available" in lost.failed.error.message
         assert (await gateway.end_of(await gateway.submit(PROMPT, adapter="second"))).failed is not None
         found = await problems(admin)
-        assert not found["first"] and "takes 1; unload one first" in found["second"]
-        with pytest.raises(QuireError, match="takes 1"):
+        assert not found["first"] and "its limit is 1; unload one first" in found["second"]
+        with pytest.raises(QuireError, match="its limit is 1"):
             await load(admin, "second", "/adapters/second")
         await rpc_typed(admin.stub.UnloadAdapter(admin_pb2.UnloadAdapterRequest(name="first")))
         await load(admin, "second", "/adapters/second")

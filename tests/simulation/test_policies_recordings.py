@@ -119,7 +119,7 @@ def test_options_that_contradict_each_other(folder: Path, tmp_path: Path) -> Non
         (("--record", str(tmp_path), "--under", "vllm-v7"), "vllm-v7"),
         (("--from", str(folder), "--workload", "agents"), "agents"),
         (("--check", "--policies", "quire"), "vllm-v0"),
-        (("--from", str(empty)), "holds no"),
+        (("--from", str(empty)), "contains no"),
         (("--from", str(tmp_path)), "before its end"),
     ):
         result = run_benchmark(*arguments)

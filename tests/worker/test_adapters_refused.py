@@ -96,7 +96,7 @@ def test_other_kinds_are_refused(engine, folder, field, value, word):
     error = refusal(engine, folder)
     assert error.reason == "ADAPTER_UNSUPPORTED"
     assert word in error.message
-    assert "Served are plain LoRA adapters" in error.message or "changes the base" in word
+    assert "Supported are plain LoRA adapters" in error.message or "changes the base" in word
 
 
 def test_dora_made_by_peft_is_refused(engine, world, tmp_path):

@@ -64,7 +64,7 @@ def test_adapters_of_a_simulated_worker() -> None:
             with pytest.raises(FailedPrecondition, match="use a new id"):
                 await load(worker, 1, "beta")
             await load(worker, 2, "beta")
-            with pytest.raises(ResourceExhausted, match="takes 2"):
+            with pytest.raises(ResourceExhausted, match="its limit is 2"):
                 await load(worker, 3, "gamma")
             with pytest.raises(InvalidArgument, match="adapter_id"):
                 await load(worker, 0, "gamma")

@@ -14,12 +14,12 @@ from svc_common.errors import FieldViolation, InvalidArgument
 
 ALL_LINEAR = "all-linear"
 _SUPPORTED = (
-    "Served are plain LoRA adapters of Linear and Conv1D modules (r, lora_alpha, use_rslora, target_modules, rank_pattern, "
+    "Supported are plain LoRA adapters of Linear and Conv1D modules (r, lora_alpha, use_rslora, target_modules, rank_pattern, "
     "alpha_pattern) in adapter_model.safetensors"
 )
-# Initialisations that change the base's own weights: the adapter alone is not what was trained.
+# Initialisations that change the base model's weights: the adapter alone does not give the trained model.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-# Fields that, when set, make an adapter something else than y + scale * B A x.
+# Fields that, when set, make an adapter other than y + scale * B A x.
 _REFUSED = {
     "use_dora": "is DoRA",
     "use_qalora": "is QALoRA",
@@ -28,11 +28,11 @@ _REFUSED = {
     "kasa_config": "is KaSA",
     "lora_bias": "has biases (lora_bias)",
     "modules_to_save": "replaces whole modules (modules_to_save)",
-    "target_parameters": "changes parameters that are no modules (target_parameters)",
+    "target_parameters": "changes parameters that are not modules (target_parameters)",
     "trainable_token_indices": "changes embeddings (trainable_token_indices)",
     "layer_replication": "replicates layers (layer_replication)",
-    "alora_invocation_tokens": "starts at a token sequence (aLoRA)",
-    "ensure_weight_tying": "changes an embedding with the output (ensure_weight_tying)",
+    "alora_invocation_tokens": "is activated by a token sequence (aLoRA)",
+    "ensure_weight_tying": "ties changes of embedding and output (ensure_weight_tying)",
     "megatron_config": "is for Megatron's parallel layers (megatron_config)",
 }
 
@@ -146,7 +146,7 @@ def _check_kind(raw: Mapping[str, Any]) -> None:
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         raise unsupported(
-            f"was begun with init_lora_weights={start!r}, which changes the base model too; save it as a plain one "
+            f"was initialised with init_lora_weights={start!r}, which also changes the base model; save it as plain LoRA "
             "(save_pretrained with path_initial_model_for_weight_conversion)"
         )
 

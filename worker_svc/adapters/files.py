@@ -66,13 +66,13 @@ class AdapterFolder:
 def open_adapter(path: Path) -> AdapterFolder:
     """Check a folder. Raises InvalidArgument saying what is missing, broken or not supported."""
     if not path.is_dir():
-        raise refused("ADAPTER_NOT_FOUND", f"{path} is no folder on the worker; give the folder of a PEFT adapter")
+        raise refused("ADAPTER_NOT_FOUND", f"{path} is not a folder on the worker; give the folder of a PEFT adapter")
     raw = _read_json(path)
     config = read_config(raw)
     if not (path / WEIGHTS_FILE).is_file():
         if (path / _PICKLED).is_file():
             raise refused(
-                "PICKLED_WEIGHTS", f"{path} has only pickled weights ({_PICKLED}), which are never read. {_CONVERT}"
+                "PICKLED_WEIGHTS", f"{path} has only pickled weights ({_PICKLED}), which are not read. {_CONVERT}"
             )
         raise refused("ADAPTER_INCOMPLETE", f"{path} has no {WEIGHTS_FILE}")
     with _opened(path) as file:
@@ -82,13 +82,13 @@ def open_adapter(path: Path) -> AdapterFolder:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not (path / CONFIG_FILE).is_file():
-        raise refused("ADAPTER_INCOMPLETE", f"{path} has no {CONFIG_FILE}; give the folder that holds it")
+        raise refused("ADAPTER_INCOMPLETE", f"{path} has no {CONFIG_FILE}; give the folder that contains it")
     try:
         value = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise refused("ADAPTER_INVALID", f"{path / CONFIG_FILE} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise refused("ADAPTER_INVALID", f"{path / CONFIG_FILE} holds no JSON object")
+        raise refused("ADAPTER_INVALID", f"{path / CONFIG_FILE} does not contain a JSON object")
     return value
 
 
@@ -115,11 +115,13 @@ def _pairs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, PairShapes]:
     """Both matrices of each module. Refuses any other name in the file."""
     for key in shapes:
         if not key.startswith(_PREFIX) or not key.endswith((_DOWN, _UP)):
-            what = next((what for part, what in _OTHERS.items() if part in key), "has weights that no plain LoRA has")
+            what = next(
+                (what for part, what in _OTHERS.items() if part in key), "has weights that plain LoRA does not have"
+            )
             raise unsupported(f"{what} ({key})")
     modules = sorted({key.removeprefix(_PREFIX).removesuffix(_DOWN).removesuffix(_UP) for key in shapes})
     if not modules:
-        raise refused("ADAPTER_INCOMPLETE", f"{WEIGHTS_FILE} holds no weights")
+        raise refused("ADAPTER_INCOMPLETE", f"{WEIGHTS_FILE} contains no weights")
     for module in modules:
         for end in (_DOWN, _UP):
             if f"{_PREFIX}{module}{end}" not in shapes:

@@ -106,11 +106,11 @@ class ProductRules:
             rule = rule.joined(measured) if rule is not None and measured is not None else None
         if rule is None and self._strict:
             raise FailedPrecondition(
-                "on this processor the results of this adapter depend on the batch, however it is padded: do without --invariant",
+                "on this CPU the adapter's results depend on the batch at any padding: start the worker without --invariant",
                 reason="NOT_INVARIANT",
             )
         if rule is None:
-            log.warning("an adapter's results may depend on the batch it runs in")
+            log.warning("an adapter's results may depend on the batch: no padding makes it batch invariant")
         return rule or FREE
 
     def _matrices(self, adapter: LoraAdapter) -> list[torch.Tensor]:

@@ -79,7 +79,7 @@ class Adapters:
         try:
             adapter = self._build(folder)
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise _no_memory(folder, "and the device has no room for it") from error
+            raise _no_memory(folder, "and does not fit into the device's memory") from error
         self._rules.rule_of(adapter)
         return adapter
 
@@ -105,7 +105,7 @@ class Adapters:
         needed = sum(self._num_bytes(name, shapes.down[0]) for name, shapes in folder.pairs.items())
         free = self._free_bytes()
         if needed > free:
-            raise _no_memory(folder, f"and takes {needed} bytes where {free} are free")
+            raise _no_memory(folder, f"and needs {needed} bytes, but {free} are free")
 
     def _num_bytes(self, name: str, rank: int) -> int:
         target = self._target(name)

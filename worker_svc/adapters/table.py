@@ -71,7 +71,7 @@ class AdapterTable(Generic[A]):
         self._check_room(adapter_id)
         adapter = self._read(where)
         if known is not None and known.digest != adapter.digest:
-            raise _taken(adapter_id, f"was loaded from {where} before, whose files have changed since")
+            raise _taken(adapter_id, f"was loaded from {where} before, and the files have changed since")
         self._make_room(adapter_id)
         self._loaded[adapter_id], self._sources[adapter_id] = adapter, _Source(where, adapter.digest)
         return adapter
@@ -108,7 +108,7 @@ class AdapterTable(Generic[A]):
         held = self._sources.keys() & self._loaded.keys() - {adapter_id}
         if len(held) >= self._max:
             raise ResourceExhausted(
-                f"this worker has {len(held)} adapters loaded and takes {self._max}; unload one first, or start it with a "
+                f"this worker has {len(held)} adapters loaded, its limit is {self._max}; unload one first, or start it with a "
                 "larger --max-adapters",
                 reason="MAX_ADAPTERS",
                 metadata={"limit": str(self._max)},
@@ -144,7 +144,7 @@ def _users(rows: RowColumns, adapter_id: int) -> list[str]:
 
 def _taken(adapter_id: int, what: str) -> FailedPrecondition:
     return FailedPrecondition(
-        f"adapter id {adapter_id} {what}; use a new id: what is cached under one must stay what it was",
+        f"adapter id {adapter_id} {what}; use a new id: cached blocks of an id must keep their meaning",
         reason="ADAPTER_ID_TAKEN",
         metadata={"adapter_id": str(adapter_id)},
     )

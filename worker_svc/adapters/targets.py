@@ -86,12 +86,12 @@ class Targets:
             if rank > max_rank:
                 raise refused(
                     "ADAPTER_RANK",
-                    f"{name} has rank {rank}; this worker takes up to {max_rank} (--max-adapter-rank)",
+                    f"{name} has rank {rank}; this worker's limit is {max_rank} (--max-adapter-rank)",
                     limit=str(max_rank),
                 )
         missing = [name for name in self._expected(folder) if name not in folder.pairs]
         if missing:
-            what = f"is targeted by adapter_config.json, but the adapter has no weights for it ({len(missing)} such)"
+            what = f"is targeted by adapter_config.json, but the adapter has no weights for it ({len(missing)} such modules)"
             raise _mismatch(folder, missing[0], what)
 
     def _check_module(self, folder: AdapterFolder, name: str) -> None:
@@ -104,7 +104,7 @@ class Targets:
         if not folder.config.may_change(name):
             raise refused(
                 "ADAPTER_INVALID",
-                f"there are weights for {name}, which target_modules in adapter_config.json leaves out",
+                f"there are weights for {name}, which target_modules in adapter_config.json does not include",
             )
 
     def _expected(self, folder: AdapterFolder) -> list[str]:

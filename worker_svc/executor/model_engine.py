@@ -89,12 +89,12 @@ class ModelEngine:
         rule = profile.settle_row_rule(loaded, max_num_batched_tokens)
         if rule is None and self._settings.invariant:
             raise ConfigError(
-                "on this processor this model's results depend on the batch, however it is padded: do without --invariant, "
+                "on this CPU the model's results depend on the batch at any padding: start the worker without --invariant, "
                 "or try another --dtype",
                 reason="NOT_INVARIANT",
             )
         if rule is None:
-            log.warning("the invariance contract is off: a request's tokens may depend on the batch it runs in")
+            log.warning("batch invariance is off: a request's tokens may depend on the other requests of the batch")
         self.invariant, self.row_rule = rule is not None, rule or FREE
 
     def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:

@@ -29,7 +29,7 @@ _UNSEEN_FIELDS = ("attention_chunk_size", "num_kv_shared_layers", "use_bidirecti
 def unsupported(what: str, *, module: str = "") -> ConfigError:
     """ConfigError for a model that cannot be served; `module` is the one at fault."""
     return ConfigError(
-        f"{what}. Served are decoders whose every layer is attention through transformers' AttentionInterface "
+        f"{what}. Supported are decoders in which every layer uses attention through transformers' AttentionInterface "
         "(Llama, Qwen2 and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...)",
         reason="MODEL_UNSUPPORTED",
         metadata={"module": module},
@@ -40,7 +40,7 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
     """Raise ConfigError if the class or configuration cannot be served. Loads no weights."""
     config = checkpoint.text_config
     if getattr(checkpoint.config, "is_encoder_decoder", False):
-        raise unsupported(f"{cls.__name__} is an encoder and a decoder, not a decoder alone", module=cls.__name__)
+        raise unsupported(f"{cls.__name__} is an encoder-decoder model, not a decoder", module=cls.__name__)
     if not getattr(cls, "_supports_attention_backend", False):
         name, kind = _mixer(_skeleton(cls, checkpoint.config), config, layer=0)
         raise unsupported(
@@ -49,7 +49,9 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
         )
     needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
     if needed:
-        raise unsupported(f"{cls.__name__} cannot be served: its forward lacks {', '.join(sorted(needed))}")
+        raise unsupported(
+            f"{cls.__name__} cannot be served: its forward() has no parameter {', '.join(sorted(needed))}"
+        )
     _check_config(cls, config, checkpoint.config)
 
 
@@ -59,7 +61,7 @@ def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: P
     if strange:
         name, kind = _mixer(_skeleton(cls, whole), config, layer=layer_types.index(strange[0]))
         raise unsupported(
-            f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}, module {name} ({kind}) for one",
+            f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}, for example module {name} ({kind})",
             module=name,
         )
     for field in _UNSEEN_FIELDS:
@@ -103,7 +105,7 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
     """Raise ConfigError if the probe saw no last hidden states (`hidden_size` 0), which embeddings are made from."""
     if not hidden_size:
         raise unsupported(
-            f"{type(model).__name__} cannot be served: its last hidden states are not its decoder's result"
+            f"{type(model).__name__} cannot be served: its last hidden states are not the output of its decoder"
         )
 
 
@@ -160,6 +162,6 @@ def _cache_problem(call: LayerCall, kept: int | None, max_model_len: int) -> str
     if kept is None or kept >= max_model_len or (call.window is not None and call.window <= kept):
         return ""
     return (
-        f"sees {call.window or 'all'} tokens by its mask, of which transformers' cache keeps {kept}: "
-        f"set --max-model-len {kept} or less, which both agree on"
+        f"attends to {call.window or 'all'} tokens by its mask, but transformers' cache keeps {kept}: "
+        f"set --max-model-len {kept} or less, where both are equal"
     )

@@ -60,15 +60,15 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Check a checkpoint folder. Raises ConfigError saying what is missing, or how to convert pickled weights."""
     if not path.is_dir():
-        raise _error("MODEL_NOT_FOUND", path, "is no folder; give the folder of a checkpoint")
+        raise _error("MODEL_NOT_FOUND", path, "is not a folder; give the folder of a checkpoint")
     if not (path / "config.json").is_file():
-        raise _error("MODEL_INCOMPLETE", path, "has no config.json; give the folder that holds it")
+        raise _error("MODEL_INCOMPLETE", path, "has no config.json; give the folder that contains it")
     weights = _weight_files(path)
     if not (path / "tokenizer.json").is_file():
         raise _error(
             "MODEL_INCOMPLETE",
             path,
-            "has no tokenizer.json; make it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+            "has no tokenizer.json; create it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     config = read_config(path)
     check_weights(path, weights)
@@ -103,7 +103,9 @@ def read_config(path: Path) -> PreTrainedConfig:
     _check_quantization(path, stored_weights.problem_of(stored_weights.quantization(raw, path)))
     if "auto_map" in raw and "model_type" not in raw:
         raise _error(
-            "MODEL_UNSUPPORTED", path, "needs code of its own, which is never run; use a model that transformers has"
+            "MODEL_UNSUPPORTED",
+            path,
+            "needs code of its own, which Quire never runs; use a model that transformers includes",
         )
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -112,7 +114,7 @@ def read_config(path: Path) -> PreTrainedConfig:
         raise _error(
             "MODEL_UNSUPPORTED",
             path,
-            f"has model type {kind!r}, which this transformers cannot read: {_first_line(error)}",
+            f"has model type {kind!r}, which the installed transformers cannot read: {_first_line(error)}",
         ) from error
 
 
@@ -138,7 +140,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", reason="MODEL_INCOMPLETE") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object", reason="MODEL_INCOMPLETE")
+        raise ConfigError(f"{path} does not contain a JSON object", reason="MODEL_INCOMPLETE")
     return value
 
 
@@ -164,7 +166,7 @@ def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
     config = checkpoint.text_config
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if wanted is None and own is None:
-        raise ConfigError("the checkpoint names no longest length; set --max-model-len", reason="MAX_MODEL_LEN")
+        raise ConfigError("the checkpoint does not give a maximum length; set --max-model-len", reason="MAX_MODEL_LEN")
     if wanted is not None and own is not None and wanted > own:
         raise ConfigError(
             f"--max-model-len {wanted} is more than the {own} positions that {checkpoint.path.name} was made for",
@@ -180,7 +182,9 @@ def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
         return AutoModelForCausalLM._model_mapping[type(checkpoint.config)]
     except KeyError:
         names = ", ".join(checkpoint.config.architectures or [checkpoint.config.model_type])
-        raise _error("MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is no causal language model") from None
+        raise _error(
+            "MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is not a causal language model"
+        ) from None
 
 
 def load_model(

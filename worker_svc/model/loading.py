@@ -91,11 +91,13 @@ def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
         return _automatic(settings, devices)
     if settings.device == "cpu":
         if settings.backend == "cuda" and not interprets_triton(os.environ):
-            raise ConfigError("--backend cuda does not run on --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE")
+            raise ConfigError(
+                "--backend cuda does not support --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE"
+            )
         return HOST
     if settings.backend == "cpu":
         raise ConfigError(
-            f"--backend cpu does not run on {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
+            f"--backend cpu does not support {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
         )
     return _cuda_device(torch.device(settings.device).index or 0, devices)
 
@@ -111,7 +113,7 @@ def _cuda_device(index: int, devices: Devices) -> Device:
     count = devices.num_cuda()
     if index >= count:
         raise ConfigError(
-            f"there is no cuda:{index} here, torch sees {count} CUDA devices: use --device cpu and --backend cpu",
+            f"there is no device cuda:{index}, torch finds {count} CUDA devices: use --device cpu and --backend cpu",
             reason="NO_CUDA_DEVICE",
         )
     return devices.cuda(index)
@@ -128,7 +130,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     """Load the checkpoint. Raises ConfigError saying what is wrong with it and what to do."""
     torch.set_num_threads(settings.num_threads or container.num_processors())
     device.use()
-    log.info("--device %s: the model runs on %s with the kernels %s", settings.device, device.describe(), backend)
+    log.info("--device %s: the model runs on %s with the backend %s", settings.device, device.describe(), backend)
     progress("checkpoint", 0.0)
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
@@ -206,7 +208,7 @@ def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernel
         )
     if not fast.packs(dtype, _ANY_DEPTH, wanted):
         raise ConfigError(
-            f"--quantization {wanted} does not go with {str(dtype).removeprefix('torch.')}: use --dtype bfloat16 or float32",
+            f"--quantization {wanted} does not support {str(dtype).removeprefix('torch.')}: use --dtype bfloat16 or float32",
             reason="NO_INT8_KERNELS",
         )
     return wanted

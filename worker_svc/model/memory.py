@@ -83,10 +83,10 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     )
     needed = -(-max_model_len // budget.block_size) * budget.block_bytes
     if counts.num_gpu_blocks <= 0:
-        what = f"the memory for the KV cache holds not a single block{_account(budget)}"
+        what = f"the memory for the KV cache does not hold a single block{_account(budget)}"
         advice = more
     else:
-        what = f"the KV cache holds {longest} tokens, fewer than the {max_model_len} that one request may have"
+        what = f"the KV cache holds {longest} tokens, fewer than the {max_model_len} that a request may have"
         advice = f"set --max-model-len {longest} (the longest that fits) or less, or {more}"
     raise ConfigError(
         f"{what}: {advice}; {max_model_len} tokens need {size_text(needed)}",
@@ -111,9 +111,9 @@ def _check_room(counts: BlockCounts, budget: MemoryBudget) -> None:
     wanted, room = counts.num_gpu_blocks * budget.block_bytes, max(0, budget.free_bytes - budget.activation_bytes)
     if wanted > room:
         raise ConfigError(
-            f"the KV cache is to take {size_text(wanted)}, but {size_text(budget.free_bytes)} of the device's "
+            f"the KV cache needs {size_text(wanted)}, but {size_text(budget.free_bytes)} of the device's "
             f"{size_text(budget.total_bytes)} are free, and the largest step takes {size_text(budget.activation_bytes)} of them: "
-            f"{_smaller(budget, room)}, or end what else uses the device",
+            f"{_smaller(budget, room)}, or stop other processes on the device",
             reason="MEMORY_TOO_SMALL",
             metadata={"free_bytes": str(budget.free_bytes), "wanted_bytes": str(wanted)},
         )
@@ -151,8 +151,8 @@ def cpu_cache_bytes(wanted: int | None, free_bytes: int, swap_bytes: int) -> int
         return min(DEFAULT_CPU_CACHE_BYTES, room)
     if wanted > room:
         raise ConfigError(
-            f"--kv-cache-memory asks for {size_text(wanted)}, but {size_text(free_bytes)} are free and --swap-space takes "
-            f"{size_text(swap_bytes)} of them; at most {size_text(room)} would do",
+            f"--kv-cache-memory is {size_text(wanted)}, but {size_text(free_bytes)} are free and --swap-space takes "
+            f"{size_text(swap_bytes)} of them; use at most {size_text(room)}",
             reason="MEMORY_TOO_SMALL",
             metadata={"free_bytes": str(free_bytes), "wanted_bytes": str(wanted)},
         )

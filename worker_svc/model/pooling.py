@@ -30,12 +30,12 @@ def check_added(rows: IntArray, tasks: IntArray, num_computed: IntArray) -> None
     known = np.isin(tasks, (common_pb2.TASK_UNSPECIFIED, MEAN, LAST))
     if not known.all():
         row, task = int(rows[~known][0]), int(tasks[~known][0])
-        raise InvalidArgument.field("added.options.task", f"row {row}: there is no task {task}")
+        raise InvalidArgument.field("added.options.task", f"row {row}: unknown task {task}")
     late = (tasks == MEAN) & (num_computed > 0)
     if late.any():
         raise InvalidArgument.field(
             "added.options.task",
-            f"row {int(rows[late][0])} has computed tokens, whose hidden states are gone: a mean starts at its first token",
+            f"row {int(rows[late][0])} has computed tokens without hidden states: a mean must start at the first token",
         )
 
 

@@ -61,7 +61,7 @@ class PagesAhead:
             for run in range(self._num_runs):
                 start = self._pool.data_ptr() + run * self._num_blocks * self._block_bytes
                 if not make_pages(start + first, start + last):
-                    log.debug("the system made no pages ahead: they come as they are written")
+                    log.debug("the system does not support pre-faulting: pages are faulted when written")
                     self._can = False
                     return
 

@@ -1,6 +1,6 @@
 """Checks how a checkpoint's weights are stored, from config.json and file headers, before any weight is read.
 
-Served are plain floating-point weights, and FP8 by its dequantized values: each value times the scale of its
+Supported are plain floating-point weights, and FP8 by its dequantized values: each value times the scale of its
 block (or matrix), in the compute dtype. Does not import torch, so that commands can use it too.
 """
 
@@ -48,7 +48,7 @@ def header_of(path: Path) -> tuple[Entries, int]:
     with path.open("rb") as file:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
         if not 2 <= length <= _MAX_HEADER:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
     return entries, _LENGTH.size + length
@@ -81,18 +81,18 @@ def problem_of(said: Any) -> str:
         return ""
     method = said.get("quant_method") if isinstance(said, dict) else None
     if method is None:
-        return "has a quantization_config without quant_method, which says nothing on how to read its weights"
+        return "has a quantization_config without quant_method, so the format of its weights is unknown"
     if method != "fp8":
-        return f"has weights quantized with quant_method {method!r}, which is not served"
+        return f"has weights quantized with quant_method {method!r}, which is not supported"
     block = _block_of(said)
     if block is not None and not (
         isinstance(block, list) and len(block) == 2 and all(_is_size(size) for size in block)
     ):
-        return f"has FP8 weights with weight_block_size={block!r} in quantization_config: give two sizes, or null"
+        return f"has FP8 weights with weight_block_size={block!r} in quantization_config: it must be two sizes or null"
     for field, value in said.items():
         allowed = _FP8_FIELDS.get(field, (None,))
         if allowed is not None and value not in allowed:
-            return f"has FP8 weights with {field}={value!r} in quantization_config, which is not served"
+            return f"has FP8 weights with {field}={value!r} in quantization_config, which is not supported"
     return ""
 
 

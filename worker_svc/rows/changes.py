@@ -137,7 +137,9 @@ def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> Ste
 def _check_once(added: IntArray, changed: IntArray) -> None:
     both = np.intersect1d(added, changed)
     if len(both):
-        raise InvalidArgument.field("changed.rows", f"row {int(both[0])} joins in the same step; say it once, in added")
+        raise InvalidArgument.field(
+            "changed.rows", f"row {int(both[0])} is added in the same step; mention it only in added"
+        )
 
 
 def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
@@ -157,7 +159,7 @@ def _rows(data: bytes, field: str, max_rows: int) -> IntArray:
 def _pairs(outputs: worker_pb2.SchedulerOutputs, field: str, sizes: tuple[int, int]) -> IntArray:
     flat = wire_arrays.unpack(getattr(outputs, field), field, minimum=0)
     if len(flat) % 2:
-        raise InvalidArgument.field(field, f"has {len(flat)} elements, which are no pairs")
+        raise InvalidArgument.field(field, f"has {len(flat)} elements, which is not an even number")
     pairs = flat.reshape(-1, 2)
     for side, size in enumerate(sizes):
         _below(pairs[:, side], size, field, "block")
@@ -166,7 +168,7 @@ def _pairs(outputs: worker_pb2.SchedulerOutputs, field: str, sizes: tuple[int, i
 
 def _below(values: IntArray, bound: int, field: str, what: str) -> None:
     if len(values) and (most := int(np.maximum.reduce(values))) >= bound:
-        raise InvalidArgument.field(field, f"has {what} {most}; there are {bound}")
+        raise InvalidArgument.field(field, f"has {what} {most}; must be below {bound}")
 
 
 def _blame_first(bad: NDArray[np.bool_], rows: IntArray, field: str, what: str) -> None:
@@ -218,20 +220,23 @@ def _read_added(message: worker_pb2.AddedRows, limits: ChangeLimits) -> Addition
 def _check_counts(added: Additions, limits: ChangeLimits) -> None:
     rows, known = added.rows, added.num_known
     _blame_first(
-        known > limits.max_model_len, rows, "added.num_known_tokens", f"the model takes {limits.max_model_len}"
+        known > limits.max_model_len,
+        rows,
+        "added.num_known_tokens",
+        f"exceeds the model's limit of {limits.max_model_len}",
     )
     _blame_first(added.num_prompt > known, rows, "added.num_prompt_tokens", "more than its known tokens")
     _blame_first(
         added.num_computed >= known,
         rows,
         "added.num_computed_tokens",
-        "not less than its known tokens: nothing is left",
+        "not below its known tokens: none is left to compute",
     )
     left = known - added.num_computed
-    _blame_first(added.num_tokens > left, rows, "added.num_tokens", "more than the known tokens that are left")
+    _blame_first(added.num_tokens > left, rows, "added.num_tokens", "more than the known tokens left to compute")
     # Compared by division: the peer chooses the block counts, which may be large.
     held = -(-added.num_computed // limits.block_size)
-    _blame_first(added.num_blocks < held, rows, "added.num_blocks", "too few for the tokens said to be computed")
+    _blame_first(added.num_blocks < held, rows, "added.num_blocks", "too few for its computed tokens")
     _blame_first(added.num_blocks > limits.num_gpu_blocks, rows, "added.num_blocks", "more blocks than exist")
 
 
@@ -244,9 +249,9 @@ def _check_sampling(added: Additions) -> None:
 def _check_names(added: Additions) -> None:
     n = len(added.rows)
     if len(added.names) != n:
-        raise InvalidArgument.field("added.names", f"has {len(added.names)} elements where {n} belong")
+        raise InvalidArgument.field("added.names", f"has {len(added.names)} elements; must have {n}")
     if len(added.traces) not in {0, n}:
-        raise InvalidArgument.field("added.traces", f"has {len(added.traces)} elements where none or {n} belong")
+        raise InvalidArgument.field("added.traces", f"has {len(added.traces)} elements; must have none or {n}")
 
 
 def _read_changed(message: worker_pb2.ChangedRows, limits: ChangeLimits) -> Changes | None:
@@ -282,10 +287,10 @@ def _check_changes(changes: Changes, limits: ChangeLimits) -> None:
     _below(changes.new_token_ids, limits.vocab_size, "changed.new_token_ids", "token")
     _check_total(changes.num_new_tokens, changes.new_token_ids, "changed.new_token_ids")
     guessed = changes.num_drafts > changes.num_tokens
-    _blame_first(guessed, rows, "changed.num_draft_tokens", "more than it is to compute")
+    _blame_first(guessed, rows, "changed.num_draft_tokens", "more than the tokens to compute")
 
 
 def _check_total(counts: IntArray, flat: IntArray, field: str) -> None:
     total = int(np.add.reduce(counts, dtype=np.int64))
     if total != len(flat):
-        raise InvalidArgument.field(field, f"has {len(flat)} elements where the counts add up to {total}")
+        raise InvalidArgument.field(field, f"has {len(flat)} elements; the counts add up to {total}")

@@ -38,7 +38,7 @@ def _check_added(table: RowColumns, added: Additions, removed: IntArray) -> None
     if stale.any():
         row, life = int(rows[stale][0]), int(added.incarnations[known_rows][stale][0])
         raise InvalidArgument.field(
-            "added.incarnations", f"row {row} had life {int(table.incarnations[row])}, so {life} is not a new one"
+            "added.incarnations", f"row {row} had incarnation {int(table.incarnations[row])}; {life} must be above it"
         )
 
 
@@ -47,13 +47,13 @@ def _check_changed(table: RowColumns, changed: Changes, step: StepChanges) -> No
     _check_known(table, rows, "changed.rows")
     leaving = rows[np.isin(rows, step.removed)]
     if len(leaving):
-        raise InvalidArgument.field("changed.rows", f"row {int(leaving[0])} leaves in the same step")
+        raise InvalidArgument.field("changed.rows", f"row {int(leaving[0])} is removed in the same step")
     wrong = np.flatnonzero(changed.incarnations != table.incarnations[rows])
     if len(wrong):
         i = int(wrong[0])
         raise InvalidArgument.field(
             "changed.incarnations",
-            f"row {int(rows[i])} is in life {int(table.incarnations[rows[i]])}, not {int(changed.incarnations[i])}",
+            f"row {int(rows[i])} is in incarnation {int(table.incarnations[rows[i]])}, not {int(changed.incarnations[i])}",
         )
     _check_told(table, changed)
     _check_counts(table, changed)
@@ -67,13 +67,13 @@ def _check_told(table: RowColumns, changed: Changes) -> None:
     free = np.flatnonzero(told & (table.options.num_candidates[rows] == 0))
     if len(free):
         raise InvalidArgument.field(
-            "changed.num_new_tokens", f"row {int(rows[free[0]])} is no beam: it draws its own tokens"
+            "changed.num_new_tokens", f"row {int(rows[free[0]])} is not a beam: it samples its own tokens"
         )
     most = table.limits.max_model_len
     late = np.flatnonzero(told & (table.num_known[rows] + changed.num_new_tokens.astype(np.int64) > most))
     if len(late):
         raise InvalidArgument.field(
-            "changed.num_new_tokens", f"row {int(rows[late[0]])}: the model takes {most} tokens"
+            "changed.num_new_tokens", f"row {int(rows[late[0]])} exceeds the model's limit of {most} tokens"
         )
 
 
@@ -87,15 +87,13 @@ def _check_counts(table: RowColumns, changed: Changes) -> None:
         i = int(excess[0])
         raise InvalidArgument.field(
             "changed.num_tokens",
-            f"row {int(rows[i])} is to compute {int(known[i])} tokens beside its drafts, has {int(left[i])} left",
+            f"row {int(rows[i])}: {int(known[i])} tokens to compute without its drafts, but only {int(left[i])} left",
         )
     drafting = changed.num_drafts > 0
     early = np.flatnonzero(drafting & (known < left) & alive)
     if len(early):
         row = int(rows[early[0]])
-        raise InvalidArgument.field(
-            "changed.num_draft_tokens", f"row {row} does not come to the end of its known tokens"
-        )
+        raise InvalidArgument.field("changed.num_draft_tokens", f"row {row} does not reach the end of its known tokens")
     options = table.options
     plain = (options.num_candidates[rows] == 0) & (options.num_children[rows] == 1) & (options.tasks[rows] == 0)
     special = np.flatnonzero(drafting & ~plain)
@@ -113,7 +111,9 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
     if len(late):
         row, most = int(batch.rows[late[0]]), table.limits.max_model_len
         field = f"{_mention(row, step)}.num_tokens"
-        raise InvalidArgument.field(field, f"row {row} would pass the model's {most} tokens; remove or pause it")
+        raise InvalidArgument.field(
+            field, f"row {row} would exceed the model's limit of {most} tokens; remove or pause it"
+        )
     # In 64 bits, because they are multiplied by the block size.
     blocks = table.num_blocks[batch.rows].astype(np.int64) if step.is_steady else _blocks_after(table, batch.rows, step)
     short = np.flatnonzero(blocks * table.limits.block_size < ends)

@@ -165,11 +165,11 @@ class _Reader:
         """Check that the row yields only one of tokens, candidates and an embedding."""
         m = self._message
         if m.num_candidates and m.num_children > 1:
-            self._refuse("num_children", "a beam yields candidates, no children")
+            self._refuse("num_children", "a beam yields candidates and cannot have children")
         if m.task and (m.num_candidates or m.num_children > 1):
-            self._refuse("task", "a row with a task yields a vector, neither candidates nor children")
+            self._refuse("task", "a row with a task yields an embedding, not candidates or children")
         if m.task and self._sampling.HasField("num_prompt_logprobs"):
-            self._refuse("sampling.num_prompt_logprobs", "a row with a task yields a vector, no log probabilities")
+            self._refuse("sampling.num_prompt_logprobs", "a row with a task yields an embedding, not log probabilities")
 
     def _extras(self) -> RowExtras | None:
         s, m = self._sampling, self._message
@@ -232,7 +232,7 @@ class _Reader:
 
     def _unpack(self, field: str, data: bytes, dtype: np.dtype) -> NDArray[Any]:
         if len(data) % dtype.itemsize:
-            self._refuse(field, f"{len(data)} bytes are no whole number of {dtype.name} elements")
+            self._refuse(field, f"{len(data)} bytes are not a whole number of {dtype.name} elements")
         return np.frombuffer(data, dtype)
 
     def _within(self, field: str, value: _Number, least: float, most: float) -> _Number:
@@ -242,7 +242,7 @@ class _Reader:
 
     def _known(self, field: str, value: int, values: Sequence[int]) -> int:
         if value not in values:
-            self._refuse(field, f"{value} is none of {sorted(values)}")
+            self._refuse(field, f"{value} is not one of {sorted(values)}")
         return value
 
     def _refuse(self, field: str, what: str) -> NoReturn:

@@ -96,7 +96,7 @@ class RowTable(RowColumns):
 
         Not for batches with draft tokens: the number of accepted ones is not known yet.
         """
-        assert self._open is batch, "only the batch applied last can be promised"
+        assert self._open is batch, "only tokens of the batch applied last can be reserved"
         self._open = None
         alive = ~self.failed[batch.rows]
         self.num_computed[batch.rows] += batch.counts * alive
@@ -154,7 +154,7 @@ class RowTable(RowColumns):
         rows = batch.rows[guessed]
         num_drafts = batch.num_drafts.copy()
         num_drafts[guessed] = [len(run) for run in drafts]
-        assert (num_drafts <= batch.num_drafts).all(), "a proposer guesses at most as many tokens as it is asked for"
+        assert (num_drafts <= batch.num_drafts).all(), "a proposer returns at most the requested number of draft tokens"
         self.need_tokens(int((self.num_known[rows] + num_drafts[guessed]).max()))
         grown, places = runs_after(rows, self.num_known[rows], num_drafts[guessed])
         self.token_ids[grown, places] = np.concatenate(drafts)

@@ -175,7 +175,7 @@ class Lifecycle:
         async with self._setup:
             engine = self.engine
             if self._profile is None:
-                raise self._not_yet("it is not known how many blocks fit", "call ProfileCache first")
+                raise self._not_yet("the number of blocks that fit is not known", "call ProfileCache first")
             if self._allocated is not None:
                 self._check_same(num_gpu_blocks, num_cpu_blocks)
                 return
@@ -191,7 +191,7 @@ class Lifecycle:
             has, wanted = self._allocated, (num_gpu_blocks, num_cpu_blocks)
             raise self._not_yet(
                 f"the cache has {has[0]} device and {has[1]} host blocks, not {wanted[0]} and {wanted[1]}",
-                "use what it has, or restart the worker",
+                "use its present counts, or restart the worker",
             )
 
     # --- adapters ----------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Lifecycle:
         assert self.limits is not None
         if digest and digest != self.limits.bundle_digest:
             raise NotFound(
-                f"this worker has bundle {self.limits.bundle_digest}, not {digest}; ask again with an empty digest",
+                f"this worker has bundle {self.limits.bundle_digest}, not {digest}; retry with an empty digest",
                 reason="BUNDLE_NOT_FOUND",
                 metadata={"digest": self.limits.bundle_digest},
                 resource_type="model bundle",
@@ -231,4 +231,4 @@ def _check_bundle(limits: common_pb2.ModelLimits, bundle: bytes) -> None:
 
 def _check_fits(field: str, value: int, most: int, *, least: int) -> None:
     if not least <= value <= most:
-        raise InvalidArgument.field(field, f"is {value}; this worker has room for {least} to {most}")
+        raise InvalidArgument.field(field, f"is {value}; this worker allows {least} to {most}")

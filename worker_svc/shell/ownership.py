@@ -111,14 +111,14 @@ class Ownership(Generic[Result]):
         if had_it:
             raise Aborted(
                 f"epoch {hello.epoch} of scheduler {hello.scheduler_boot_id} is over: scheduler {owner.boot_id} owns this "
-                f"worker in epoch {self.epoch}; say hello with epoch 0 to ask for a new one",
+                f"worker in epoch {self.epoch}; send a hello with epoch 0 to request a new epoch",
                 reason="EPOCH_OVER",
                 metadata=metadata,
                 retry_after_s=retry_s,
             )
         raise FailedPrecondition(
             f"scheduler {owner.boot_id} owns this worker in epoch {self.epoch} ({state}), so scheduler "
-            f"{hello.scheduler_boot_id} cannot have it; stop the other one, wait, or take over by force",
+            f"{hello.scheduler_boot_id} cannot own it; stop the other one, wait, or take over with --force-ownership",
             reason="WORKER_OWNED",
             metadata=metadata,
             retry_after_s=retry_s,
@@ -150,9 +150,9 @@ class Ownership(Generic[Result]):
         return self._owner is not None and self._owner.stream == stream and stream != 0
 
     def _replaced(self) -> Aborted:
-        owner = self._owner.boot_id if self._owner is not None else "nobody"
+        owner = self._owner.boot_id if self._owner is not None else "none"
         return Aborted(
-            f"this stream was replaced: scheduler {owner} owns the worker in epoch {self.epoch}",
+            f"this stream was replaced; owner of the worker in epoch {self.epoch}: {owner}",
             reason="STREAM_REPLACED",
             metadata={"owner": owner, "epoch": str(self.epoch)},
         )
@@ -185,13 +185,13 @@ class Ownership(Generic[Result]):
         metadata = {"step_id": str(step_id), "expected": str(expected)}
         if step_id > expected:
             return FailedPrecondition(
-                f"step {step_id} leaves a gap: step {expected} is next in epoch {self.epoch}; send the steps between, "
-                "or say hello with epoch 0 to start anew",
+                f"step {step_id} leaves a gap: step {expected} is next in epoch {self.epoch}; send the missing steps, "
+                "or send a hello with epoch 0 for a new epoch",
                 reason="STEP_GAP",
                 metadata=metadata,
             )
         return FailedPrecondition(
-            f"step {step_id} is done and its result no longer held (the last {self._ring_depth} are); "
+            f"step {step_id} has run and its result is no longer held (the last {self._ring_depth} are); "
             f"step {expected} is next in epoch {self.epoch}",
             reason="STEP_TOO_OLD",
             metadata=metadata,

@@ -104,11 +104,11 @@ class StepPipeline:
             raise self._stopping
         self._lifecycle.require_ready()
         if not message.HasField("hello"):
-            raise InvalidArgument.field("hello", "the first message of Run says hello and nothing else")
+            raise InvalidArgument.field("hello", "the first message of Run must contain only hello")
         hello = message.hello
         rpc.check_peer(hello.identity, "the scheduler")
         if not hello.identity.boot_id:
-            raise InvalidArgument.field("hello.identity.boot_id", "is empty: it names the owner")
+            raise InvalidArgument.field("hello.identity.boot_id", "is empty; it must identify the owner")
         grant = self._ownership.hello(_hello(hello), _now_s())
         if not grant.resumed:
             self._begin_epoch()
@@ -216,8 +216,8 @@ class StepPipeline:
         """End the worker once: answered results are sent, then the stream ends with the reason, then the process."""
         if self._lifecycle.state == FAILED:
             return
-        log.error("the engine is lost: %s; this worker ends, start it again", error, exc_info=error)
-        why = Unavailable(f"the engine is lost: {error}; this worker ends, start it again", reason="DEVICE_LOST")
+        log.error("the engine is lost: %s; this worker exits, restart it", error, exc_info=error)
+        why = Unavailable(f"the engine is lost: {error}; this worker exits, restart it", reason="DEVICE_LOST")
         self._stop(why, drop_unsent=False)
         self._lifecycle.fail(why)
 

@@ -127,4 +127,4 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 async def _first(steps: AsyncIterator[worker_pb2.SchedulerOutputs]) -> worker_pb2.SchedulerOutputs:
     async for message in steps:
         return message
-    raise InvalidArgument.field("hello", "the stream ended before it said hello")
+    raise InvalidArgument.field("hello", "the stream ended before its hello")

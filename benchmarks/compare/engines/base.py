@@ -92,4 +92,4 @@ def complete(record: Record, max_tokens: int) -> None:
     """Mark an answer as failed unless it has exactly the requested number of tokens."""
     finish(record, max_tokens=max_tokens)
     if not record.error and record.output_tokens != max_tokens:
-        record.error = f"{record.output_tokens} tokens, {max_tokens} asked"
+        record.error = f"{record.output_tokens} tokens, {max_tokens} requested"

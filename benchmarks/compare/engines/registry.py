@@ -63,7 +63,7 @@ def chosen(all_engines: Mapping[str, Engine], names: Sequence[str], say: Callabl
         if engine.name not in names:
             continue
         if why := engine.missing():
-            say(f"{engine.name} is left out: {why}")
+            say(f"{engine.name} is skipped: {why}")
         else:
             found.append(engine)
     return found

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineServiceStub(object):
-    """The scheduler as gateways see it.
+    """The scheduler's service for gateways.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class EngineServiceStub(object):
 
 
 class EngineServiceServicer(object):
-    """The scheduler as gateways see it.
+    """The scheduler's service for gateways.
     """
 
     def Attach(self, request_iterator, context):
@@ -87,7 +87,7 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService(object):
-    """The scheduler as gateways see it.
+    """The scheduler's service for gateways.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Looking into a running scheduler.
+    """Inspection and control of a running scheduler.
     """
 
     def __init__(self, channel):
@@ -98,91 +98,91 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Looking into a running scheduler.
+    """Inspection and control of a running scheduler.
     """
 
     def WatchScheduler(self, request, context):
-        """Steps as they were planned and what came back, oldest first.
+        """Streams the planned steps with their results, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBlocks(self, request, context):
-        """Pools, block tables and reference counts at one instant.
+        """Returns pools, block tables and reference counts at one instant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPolicy(self, request, context):
-        """Changes ordering, admission, preemption and limits of the running scheduler, from its next plan on; recorded. All or nothing:
-        INVALID_ARGUMENT names what cannot be changed while it runs, and what can.
+        """Changes ordering, admission, preemption and limits of the running scheduler, from its next plan on; recorded. Atomic:
+        INVALID_ARGUMENT names the settings that cannot be changed at run time, and those that can.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainRequest(self, request, context):
-        """Where a request's time went and why: every state and reason, with the numbers that decided. NOT_FOUND for an unknown id.
+        """Returns a request's timeline: every state and reason, with the numbers that decided. NOT_FOUND for an unknown id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DumpRecording(self, request, context):
-        """The last steps with all that led to them, as bytes of a recording for `quire replay`. FAILED_PRECONDITION where nothing is recorded.
+        """Streams the last steps with all their inputs, as a recording for `quire replay`. FAILED_PRECONDITION if recording is off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads a PEFT adapter into every worker, now and whenever one starts anew; requests may name it from then on. Idempotent for an
-        equal path: then once more at workers that could not. ALREADY_EXISTS for another path; FAILED_PRECONDITION where it does not fit
-        the model.
+        """Loads a PEFT adapter into every worker, now and after each restart of one; requests may name it from then on. Idempotent for an
+        equal path: a repeated call retries at workers that failed to load it. ALREADY_EXISTS for another path; FAILED_PRECONDITION if
+        the adapter does not fit the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Forgets an adapter. FAILED_PRECONDITION while requests use it, NOT_FOUND for an unknown name.
+        """Unloads an adapter. FAILED_PRECONDITION while requests use it, NOT_FOUND for an unknown name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """The adapters that requests may name.
+        """Lists the adapters that requests may name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """How much there is to do, for load balancers and autoscalers.
+        """Returns the load, for load balancers and autoscalers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """The requests that have not ended, and why those wait that do.
+        """Lists the requests that have not ended, and the wait reasons of those that wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """The workers and what is known of each.
+        """Lists the workers and their state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no more requests (they get UNAVAILABLE with DRAINING and a retry time), or takes them again; running ones go on.
+        """Stops accepting requests (they get UNAVAILABLE with DRAINING and a retry time), or accepts them again; running ones continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -260,7 +260,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Looking into a running scheduler.
+    """Inspection and control of a running scheduler.
     """
 
     @staticmethod

@@ -26,10 +26,11 @@ if _version_not_supported:
 
 
 class InferenceServiceStub(object):
-    """Text and tokens in, text and tokens out.
+    """Generates text and embeddings.
 
-    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; generated if absent),
+    idempotency-key (a repeated call attaches to the first call's request, which is kept like a resumable one), grpc-timeout (the
+    deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
@@ -102,29 +103,30 @@ class InferenceServiceStub(object):
 
 
 class InferenceServiceServicer(object):
-    """Text and tokens in, text and tokens out.
+    """Generates text and embeddings.
 
-    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; generated if absent),
+    idempotency-key (a repeated call attaches to the first call's request, which is kept like a resumable one), grpc-timeout (the
+    deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 
     def Generate(self, request, context):
-        """Completes a prompt and answers once, when it is done.
+        """Completes a prompt; returns when the request has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Completes a prompt, streaming. Dropping the stream cancels, unless the request is resumable or has an idempotency-key.
+        """Completes a prompt, streaming. Dropping the stream cancels the request, unless it is resumable or has an idempotency-key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Answers a conversation, using the model's chat template; reasoning and tool calls come apart from the text.
+        """Answers a conversation, using the model's chat template; reasoning and tool calls are separate from the text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,22 +140,23 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Reads a resumable request on, at any gateway, from the tokens that the caller has: Started again, then what is behind them.
-        NOT_FOUND with RESUME_EXPIRED when it is not held any more. Who read it until then gets ABORTED with ATTACHED_ELSEWHERE.
+        """Continues the stream of a resumable request, at any gateway, after the tokens that the client already has: Started again, then
+        the events after them. NOT_FOUND with RESUME_EXPIRED if the request is no longer held. The previous reader gets ABORTED with
+        ATTACHED_ELSEWHERE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Turns prompts into vectors, scheduled like any other request.
+        """Computes embeddings of prompts, scheduled like any other request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request by id, whoever runs it. Idempotent: an unknown or finished id is not an error.
+        """Cancels a request by id, at any gateway. Idempotent: an unknown or finished id is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +177,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CountTokens(self, request, context):
-        """How many tokens a request's prompt has, template and tools included; nothing is generated.
+        """Counts the tokens of a request's prompt, template and tools included; nothing is generated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,10 +269,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService(object):
-    """Text and tokens in, text and tokens out.
+    """Generates text and embeddings.
 
-    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; made when absent), idempotency-key
-    (a repeated call attaches to the request of the first, which is kept as if it were resumable), grpc-timeout (the deadline).
+    Metadata in: authorization ("Bearer KEY"), traceparent / tracestate (W3C), x-request-id (echoed; generated if absent),
+    idempotency-key (a repeated call attaches to the first call's request, which is kept like a resumable one), grpc-timeout (the
+    deadline).
     Metadata out: x-request-id, x-trace-id, x-quire-version. Trailers: x-queue-ms, x-preemptions, x-migrations, x-worker-id.
     """
 

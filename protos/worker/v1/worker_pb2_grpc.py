@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """A worker owns tensors and nothing else: it executes plans by block id and returns tokens.
+    """A worker owns only tensors: it executes steps by block id and returns tokens.
     """
 
     def __init__(self, channel):
@@ -78,25 +78,25 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """A worker owns tensors and nothing else: it executes plans by block id and returns tokens.
+    """A worker owns only tensors: it executes steps by block id and returns tokens.
     """
 
     def Describe(self, request, context):
-        """Who the worker is and what state it is in. Any time.
+        """Identity, state and limits of the worker. Allowed at any time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads the worker's model, or joins a load under way; progress until it is loaded. Idempotent.
+        """Loads the worker's model, or joins a load in progress; streams the progress until the model is loaded. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ProfileCache(self, request, context):
-        """Runs the largest step once and says how many blocks fit (R8, R9). After LoadModel.
+        """Runs the largest step once and returns the number of blocks that fit. After LoadModel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,28 +110,28 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModelBundle(self, request, context):
-        """The model bundle: what a gateway needs to serve the model, no weights. After LoadModel.
+        """The model bundle: what a gateway needs to serve the model, without weights. After LoadModel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads a PEFT adapter for rows to name. After LoadModel. Idempotent for equal id and path.
+        """Loads a PEFT adapter for rows to use. After LoadModel. Idempotent for equal id and path.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Forgets an adapter; no row may use it any more. Idempotent.
+        """Unloads an adapter that no row uses. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request_iterator, context):
-        """Steps in, results out, in step order, as long as this scheduler owns this worker.
+        """Receives steps and returns their results, in step order, while this scheduler owns this worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,7 +189,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """A worker owns tensors and nothing else: it executes plans by block id and returns tokens.
+    """A worker owns only tensors: it executes steps by block id and returns tokens.
     """
 
     @staticmethod

@@ -59,9 +59,9 @@ def test_device_and_backend(device, backend, how, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("device", "backend", "num_devices", "message"),
     [
-        ("cuda", "auto", 0, "no cuda:0 here, torch sees 0 CUDA devices: use --device cpu"),
-        ("cuda:1", "cuda", 1, "no cuda:1 here, torch sees 1"),
-        ("auto", "cuda", 0, "no cuda:0 here"),
+        ("cuda", "auto", 0, "no device cuda:0, torch finds 0 CUDA devices: use --device cpu"),
+        ("cuda:1", "cuda", 1, "no device cuda:1, torch finds 1"),
+        ("auto", "cuda", 0, "no device cuda:0"),
         ("cpu", "cuda", 1, "use --backend cpu"),
         ("cuda", "cpu", 1, "use --backend cuda"),
     ],

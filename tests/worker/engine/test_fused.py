@@ -174,7 +174,7 @@ def test_strangers_are_served_by_their_modules(name, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger=FUSED_LOG):
         engine = make_engine(path)
     assert not engine._loaded.model.is_fused
-    assert "its modules compute one by one" in caplog.text
+    assert "its modules run one by one" in caplog.text
     assert not any(type(module) is nn.Linear for module in engine._loaded.model._model.modules())
     check_equal(served(engine), served(make_engine(path, fuse=False)))
 
@@ -227,7 +227,7 @@ def test_what_no_module_shows_is_found_by_the_trial(name, families, monkeypatch,
         engine = make_engine(path)
     assert not engine._loaded.model.is_fused
     [warning] = warnings_of(caplog)
-    assert "the fused decoder is off by" in warning
+    assert "the fused decoder's results deviate by" in warning
     found = served(engine)
     check_equal(found, served(make_engine(path, fuse=False)))
     assert found.tokens != usual, "the change changes something"
@@ -273,7 +273,7 @@ def test_what_a_module_shows_is_seen(name, families, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger=FUSED_LOG):
         engine = make_engine(path)
     assert not engine._loaded.model.is_fused
-    assert "build that is not known" in caplog.text
+    assert "structure is not known" in caplog.text
     assert warnings_of(caplog) == []
     check_equal(served(engine), served(make_engine(path, fuse=False)))
 
@@ -301,7 +301,7 @@ def test_a_trial_that_is_off(deviation, families, monkeypatch, caplog):
         engine = make_engine(families["qwen2"].path)
     assert not engine._loaded.model.is_fused
     [warning] = warnings_of(caplog)
-    assert f"off by {deviation:.2g}" in warning
+    assert f"deviate by {deviation:.2g}" in warning
     assert served(engine).tokens == usual
 
 

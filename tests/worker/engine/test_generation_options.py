@@ -407,7 +407,7 @@ def test_a_vector_that_is_not_finite_fails_alone(engine):
 def test_tasks_that_cannot_be_done_are_refused(engine):
     """By name: a mean over tokens that are computed already, and any task of a model that does not show its states."""
     options = rare(task=common_pb2.TASK_EMBED_MEAN)
-    with pytest.raises(InvalidArgument, match="starts at its first token"):
+    with pytest.raises(InvalidArgument, match="must start at the first token"):
         engine.execute(step(add=[join(0, 8, options=options, num_computed=8)]))
     engine._rows.guard(_task_guard(0))
     with pytest.raises(InvalidArgument, match="not supported by this model") as caught:

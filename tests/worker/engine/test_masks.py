@@ -140,7 +140,7 @@ def test_a_window_of_the_cache_alone_is_refused(llama):
     (llama / "config.json").write_text(json.dumps(config | {"sliding_window": SLIDING_WINDOW}))
     try:
         with pytest.raises(
-            ConfigError, match=r"LlamaAttention of layer 0 sees all .* cache keeps 24: set --max-model-len 24"
+            ConfigError, match=r"LlamaAttention of layer 0 attends to all .* cache keeps 24: set --max-model-len 24"
         ):
             load(llama)
         assert new_engine(llama, max_model_len=SLIDING_WINDOW).load(lambda *_: None).max_model_len == SLIDING_WINDOW

@@ -88,7 +88,7 @@ def refused(path: Path, others_bytes: int, **settings: Any) -> ConfigError:
 def test_nothing_is_left(checkpoint):
     """The account is in the message, with what to do."""
     with pytest.raises(
-        ConfigError, match=r"not a single block \(0\.005 of 64\.0 MiB are 327\.7 KiB; weights take .* raise"
+        ConfigError, match=r"not hold a single block \(0\.005 of 64\.0 MiB are 327\.7 KiB; weights take .* raise"
     ):
         profiled(checkpoint, gpu_memory_utilization=0.005)
 

@@ -55,7 +55,7 @@ def test_force_takes_over_from_an_open_stream_and_fences_the_other() -> None:
     run_steps(owned, a, 1, 1)
     b = owned.hello(Hello("b", force=True), 1)
     assert (b.epoch, b.resumed) == (2, False)
-    with pytest.raises(Aborted, match="scheduler b owns the worker in epoch 2"):
+    with pytest.raises(Aborted, match="owner of the worker in epoch 2: b"):
         owned.accept(a.stream, a.epoch, 2)
     assert not owned.record(a.epoch, 1, "late"), "a late result of an older epoch is dropped"
     run_steps(owned, b, 1, 1)

@@ -89,7 +89,7 @@ def test_settings_name_the_option_and_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file; give the folder"):
         WorkerSettings.of(model=tmp_path / "file")
-    with pytest.raises(ConfigError, match="--device: 'tpu' is no device"):
+    with pytest.raises(ConfigError, match="--device: 'tpu' is not a device"):
         WorkerSettings.of(model=tmp_path, device="tpu")
     with pytest.raises(ConfigError, match="--gpu-memory-utilization") as caught:
         WorkerSettings.of(model=tmp_path, gpu_memory_utilization=1.5, block_size=0, dtype="int4")

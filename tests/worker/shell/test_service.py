@@ -111,7 +111,7 @@ def test_calls_in_the_wrong_state_say_what_to_do() -> None:
             with pytest.raises(FailedPrecondition, match="then AllocateCache"):
                 await run(stub)
             await stub.ProfileCache(profile)
-            with pytest.raises(InvalidArgument, match="room for 1 to 64"):
+            with pytest.raises(InvalidArgument, match="allows 1 to 64"):
                 async with typed():
                     await stub.AllocateCache(worker_pb2.AllocateCacheRequest(num_gpu_blocks=65))
             with pytest.raises(InvalidArgument, match="max_num_seqs"):
@@ -325,7 +325,7 @@ def test_a_worker_that_lost_its_device_gives_its_answers_and_ends() -> None:
             error = await ending(owner.call)
             assert isinstance(error, Unavailable)
             assert error.reason == "DEVICE_LOST" and "illegal address" in str(error)
-            with pytest.raises(Unavailable, match=r"the engine is lost: CUDA error.*start it again"):
+            with pytest.raises(Unavailable, match=r"the engine is lost: CUDA error.*restart it"):
                 await asyncio.wait_for(worker.task, 40)
             with pytest.raises(Unavailable):
                 await run(worker.stub, "scheduler-b", force=True)

@@ -32,12 +32,12 @@ def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
     if given.stored != "plain":
         expected = _with_rounded_weights(model, given, vocab_size, expected)
     if not model.is_fused:
-        log.info("the decoder is of a build that is not known: its modules compute one by one")
+        log.info("the decoder's structure is not known: its modules run one by one")
         return
     off = _deviation(_hidden(model, given, vocab_size), expected)
     if not off <= _TOLERANCES[model.dtype]:
         model.unfuse()
-        log.warning("the fused decoder is off by %.2g: its modules compute one by one, which is slower", off)
+        log.warning("the fused decoder's results deviate by %.2g: its modules run one by one, which is slower", off)
         return
     model.find_plain_head(_steps(given, vocab_size)[0])
 
@@ -46,7 +46,7 @@ def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, fu
     with model.computed_by_modules():
         found = _hidden(model, given, vocab_size)
     log.info(
-        "%s weights: %.1f of %.1f MiB of weights are stored so; hidden states deviate from those of full weights by %.2g %%",
+        "%s weights: %.1f of %.1f MiB are stored in this form; hidden states deviate by %.2g %% from those with full weights",
         given.stored,
         model.int8_bytes / _MIB,
         model.weight_bytes / _MIB,

@@ -115,7 +115,7 @@ def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | No
             return None
         entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-        log.info("the decoder's modules cannot be tried one by one: %s", error)
+        log.info("the decoder's modules cannot be probed one by one: %s", error)
         return None
     return None if entry is None else (parts, entry)
 
