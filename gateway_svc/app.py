@@ -77,7 +77,10 @@ def _callers(settings: GatewaySettings) -> Callers:
     if settings.tenants is not None:
         return TenantCallers(settings.tenants)
     if not is_loopback(settings.host):
-        log.warning("no --tenants: whoever reaches %s may do everything, the operators' API included", settings.host)
+        log.warning(
+            "no --tenants: every client that reaches %s may call everything, including the operators' API",
+            settings.host,
+        )
     return EverybodyIsTheDefaultTenant()
 
 

@@ -34,38 +34,38 @@ class GatewaySettings(BaseModel):
     http_port: Port = 8000
     admin_port: Port = 50052
     admin_http_port: Port = 8001
-    """Of the admin HTTP listener: the lab, and metrics."""
+    """Port of the admin HTTP listener: the lab and metrics."""
     admin_http_names: tuple[str, ...] = ()
-    """Names by which browsers may call that, beside addresses and localhost."""
+    """Host names under which browsers may reach the admin HTTP listener, besides IP addresses and localhost."""
 
     allowed_origins: tuple[Annotated[str, AfterValidator(_known_origin)], ...] = ()
-    """Web origins whose pages may call the OpenAI API from a browser; `*` = every page, none = no page."""
+    """Web origins with pages that may call the OpenAI API from a browser; `*` = every origin. Default: none."""
     max_connections_per_peer: Annotated[int, Field(ge=1)] = HttpLimits().connections_per_peer
-    """HTTP connections that one address may have open; raise it where a proxy is the only peer."""
+    """Open HTTP connections per client address; raise it where all clients come through a proxy."""
     http_header_s: Seconds = HttpLimits().header_s
-    """Seconds in which the header of an HTTP request has to arrive, and a TLS handshake to end."""
+    """Seconds within which the header of an HTTP request has to arrive, and a TLS handshake has to end."""
     http_body_s: Seconds = HttpLimits().body_s
-    """Seconds in which its body has to arrive."""
+    """Seconds within which the body of an HTTP request has to arrive."""
     max_request_s: Seconds = 600.0
-    """Deadline in seconds of requests whose client gave none, and the longest one that counts."""
+    """Default deadline of a request, and the maximum that a client can set, in seconds."""
     max_waiting_requests: Annotated[int, Field(ge=1)] = 1024
-    """Requests that may wait here while the scheduler is away or no model is loaded."""
+    """Requests that may wait in the gateway while the scheduler is unreachable or no model is loaded."""
     max_waiting_tokens: Annotated[int, Field(ge=1)] = 1_000_000
-    """Prompt tokens of these, in all."""
+    """Total prompt tokens of the requests that wait in the gateway."""
     max_live_requests: Annotated[int, Field(ge=1)] = 20_000
-    """Requests that this gateway holds at a time, waiting or running; beyond it they are refused with a retry time."""
+    """Maximum number of requests, waiting or running, in this gateway; further ones are refused with a retry time."""
     max_live_bytes: Annotated[int, Field(ge=1)] = 512 * 2**20
-    """Bytes of their messages, in all."""
+    """Total bytes of the messages of these requests."""
     scheduler_away_s: Seconds = 30.0
-    """Seconds that requests outlive a lost scheduler; then they end with UNAVAILABLE."""
+    """Seconds for which requests survive a lost scheduler; then they end with UNAVAILABLE."""
     warm_up_s: Seconds = 60.0
-    """Seconds that a request waits for the first model while a worker is loading it."""
+    """Seconds for which a request waits for the first model while a worker is loading it."""
     unreachable_s: Seconds = 5.0
-    """Seconds that a request waits for the first model while nobody is loading one: no scheduler, no worker."""
+    """Seconds for which a request waits for the first model while none is being loaded: no scheduler or no worker."""
     max_buffered_tokens: Annotated[int, Field(ge=1)] = 4_000_000
-    """Tokens kept for readers that are slower than generation; beyond it the slowest stream ends."""
+    """Tokens buffered for clients that read more slowly than generation; above it the slowest stream ends."""
     drain_s: Annotated[float, Field(ge=0)] = 2.0
-    """Seconds that running requests may go on after a stop was asked for."""
+    """Seconds for which running requests may continue after a stop signal."""
     tool_parser: Annotated[str, AfterValidator(known_tool_parser)] = AUTO
     """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
     reasoning_parser: Annotated[str, AfterValidator(known_reasoning_parser)] = AUTO
@@ -73,11 +73,11 @@ class GatewaySettings(BaseModel):
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False
-    """Put prompts and outputs on spans, where all readers of traces see them."""
+    """Put prompts and outputs on spans, visible to every reader of the traces."""
     max_forced_traces: Annotated[float, Field(ge=0)] = 10.0
-    """Traces per second that callers may force by the sampled flag of their `traceparent`, where our own sampler says no."""
+    """Traces per second that callers may force by the sampled flag of their `traceparent`, beyond those the sampler chooses."""
     tenants: Path | None = None
-    """File of tenants, their API keys and quotas, read again when it changes; None = everybody is the default tenant."""
+    """File of tenants, their API keys and quotas, reloaded when it changes. Default: every client is the default tenant."""
     doors: DoorSettings = DoorSettings()
     """Encryption towards clients."""
     peers: PeerSettings = PeerSettings()

@@ -20,7 +20,7 @@ class SchedulerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     workers: tuple[str, ...] = ()
-    """Addresses HOST:PORT; several for a policy that has a rank for each."""
+    """Worker addresses, HOST:PORT; several only for policies with several ranks, one per rank."""
     host: str = "127.0.0.1"
     port: int = Field(default=50060, ge=0, le=65535)
     admin_port: int = Field(default=50062, ge=0, le=65535)
@@ -33,66 +33,66 @@ class SchedulerSettings(BaseModel):
     policy_set: tuple[str, ...] = ()
     """ "KEY=VALUE" on top of it."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
-    """Most sequences in one step. Default: 256, or the tokens of a step where these are fewer."""
+    """Maximum number of sequences per step. Default: 256, or the tokens per step if that is less."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens in one step; longer prompts are cut in chunks where the policy cuts them. Default: 2048; vllm-v0-chunked 512;
-    whole prompts: at least --max-model-len."""
+    """Maximum number of tokens per step; policies with chunked prefill split longer prompts. Default: 2048; vllm-v0-chunked 512;
+    policies with whole prompts: at least --max-model-len."""
     enable_prefix_caching: bool | None = None
     """Reuse KV blocks of equal prefixes. Default: yes."""
     overlap: bool | None = None
-    """Plan the next step while one runs, where the policy can (quire, vllm-v1-async). Default: yes, unless workers compute on a
-    CPU."""
+    """Plan the next step while one runs; policies quire and vllm-v1-async. Default: yes, except with CPU workers."""
     adapters: tuple[str, ...] = ()
-    """ "NAME=PATH" of LoRA adapters that workers load when they come; PATH as they see it."""
+    """ "NAME=PATH" of LoRA adapters that workers load when they connect; PATH is a path on the worker's machine."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
-    """KV blocks to use, where these are fewer than a worker has. Default: what fits."""
+    """Number of KV blocks to use; at most as many as a worker has. Default: all."""
     num_cpu_blocks: int | None = Field(default=None, ge=0)
-    """The same for blocks in host memory. Default: what fits."""
+    """Number of KV blocks in host memory to use. Default: all."""
 
     max_waiting_requests: int = Field(default=4096, ge=1)
-    """Requests that may wait for their first step; what goes beyond is refused with a retry time."""
+    """Maximum number of requests that wait for their first step; further ones are refused with a retry time."""
     max_waiting_tokens: int = Field(default=4_000_000, ge=1)
-    """Prompt tokens of these, in all."""
+    """Maximum number of prompt tokens of these requests together."""
     max_waiting_s: float | None = Field(default=None, gt=0)
-    """Of waiting requests no more than start within so many seconds, at the rate at which the queue drains. Default: no bound."""
+    """Maximum expected waiting time, in seconds at the rate at which the queue drains; requests beyond it are refused.
+    Default: no limit."""
     max_live_requests: int = Field(default=65_536, ge=1)
-    """Requests that have not ended, waiting or running; what goes beyond is refused with a retry time."""
+    """Maximum number of requests, waiting or running; further ones are refused with a retry time."""
     no_worker_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds that requests outlive the last worker; then they end with UNAVAILABLE."""
+    """Seconds for which requests survive the loss of the last worker; then they end with UNAVAILABLE."""
     frontend_grace_s: float = Field(default=10.0, ge=0)
-    """Seconds that a resumable request waits for a reader: while it runs without one, and after its end."""
+    """Seconds for which a resumable request without a reader keeps running, and is kept after its end."""
     max_retained_tokens: int = Field(default=1_000_000, ge=0)
-    """Tokens of ended resumable requests that are kept for readers who come back, in all."""
+    """Tokens of ended resumable requests kept for readers that reconnect, over all requests."""
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
-    """Seconds that a worker has to answer the first calls of a connection."""
+    """Seconds within which a worker has to answer the first calls of a connection."""
     reconnect_backoff_s: float = Field(default=0.5, gt=0)
-    """Longest pause in seconds between two attempts to reach a worker."""
+    """Maximum pause between two attempts to reach a worker, in seconds."""
     step_timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds after which a worker that has not answered a step is lost; more where its steps are known to be long."""
+    """Seconds after which a worker that has not answered a step counts as lost; longer if its steps are known to be long."""
     force_ownership: bool = False
-    """Take workers from another scheduler at once, to replace one that failed; otherwise wait until their leases end."""
+    """Take workers from another scheduler at once, to replace a failed one. Default: wait until its lease ends."""
     max_worker_losses: int = Field(default=5, ge=1)
-    """Workers that may be lost under a request before it is given up, as it may be the cause."""
+    """Number of worker losses after which a request that ran in all of them fails, as a possible cause."""
 
     max_logged_steps: int = Field(default=10_000, ge=1)
-    """Steps that `quire steps` looks back on."""
+    """Steps kept for `quire steps`."""
     max_logged_events: int = Field(default=65_536, ge=1)
-    """Decisions that `quire why` looks back on; a request makes about five."""
+    """Decisions kept for `quire why`; a request makes about five."""
     record_segment_steps: int = Field(default=1_000, ge=0)
-    """Steps in one segment of what is kept for `quire record`; whole segments are dropped for new ones; 0 = record nothing."""
+    """Steps per segment of the recording kept for `quire record`; the oldest whole segments are dropped; 0 = record nothing."""
     record_ring_bytes: int = Field(default=16 * 2**20, ge=0)
-    """Bytes of all complete segments, packed; 0 = record nothing."""
+    """Maximum size of all complete segments, in compressed bytes; 0 = record nothing."""
     record_tokens: bool = False
-    """Record tokens as they are; without it recordings replace them by other ids, from which no text can be read."""
+    """Record real token ids. Default: recordings have other ids in their place, from which no text can be reconstructed."""
     integrity_check_every: int = Field(default=1_000, ge=0)
-    """Steps between two checks of all block tables against each other; 0 = never."""
+    """Steps between two consistency checks of all block tables; 0 = never."""
     stats_interval_s: float = Field(default=5.0, ge=0)
-    """Seconds between two lines of statistics in the log; none while nothing happens; 0 = never."""
+    """Seconds between two lines of statistics in the log, written only when something happened; 0 = never."""
     drain_s: float = Field(default=2.0, ge=0)
-    """Seconds that running requests may go on after a stop was asked for."""
+    """Seconds for which running requests may continue after a stop signal."""
     peers: PeerSettings = PeerSettings()
-    """Encryption towards gateways and workers, and who may call."""
+    """TLS towards gateways and workers, and the peers that may call."""
 
     def policy_choice(self, spelled: Spelling = str) -> PolicyChoice:
         """The policy with its limits. Raises ConfigError, with option names from `spelled`, if it is invalid or not servable."""

@@ -57,8 +57,9 @@ def _explained(error: QuireError, target: str, door: Door) -> QuireError:
         return Unavailable(f"the connection to the {door.name} at {target} was lost; {error.message}")
     if "failed to connect" in said and any(text in said for text in _TLS_FAILURES):
         return Unavailable(
-            f"what listens at {target} does not agree on encryption: say who signed its certificate and show one if it wants one "
-            f"(--tls-ca, --tls-cert, --tls-key), or neither where it speaks plain text; {error.message}",
+            f"the server at {target} and this client disagree on TLS: give the CA of its certificate, and a "
+            f"client certificate if required (--tls-ca, --tls-cert, --tls-key), or none of them if it serves plain "
+            f"text; {error.message}",
             reason="TLS_FAILED",
             metadata={"target": target},
         )

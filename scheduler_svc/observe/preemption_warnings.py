@@ -20,7 +20,7 @@ class PreemptionWarnings(StepObserver):
         self._log_extra = log_extra
 
     def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
-        """Log the plan's preemptions whose turn it is."""
+        """Log the plan's preemptions that are due."""
         if not plan.preempted:
             return
         first = plan.num_cumulative_preemptions - len(plan.preempted) + 1

@@ -89,7 +89,7 @@ class StepNotifier:
             _notify(self._on_end, oldest)
 
     def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
-        """The sampled tokens; who got how many is shared with the step before if it is the same."""
+        """The sampled tokens; the counts per sequence are shared with the previous step if they are equal."""
         if result.branches:
             runs = {run.name: run.token_ids for run in outcome.runs}
             sampled = SampledColumns.of({**runs, **result.result.tokens})

@@ -106,8 +106,8 @@ class _NamesOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(_SAN, ())]
         if not self._names.intersection(shown):
             raise PermissionDenied(
-                f"the certificate is for {', '.join(shown) or 'nobody'}; here call {', '.join(sorted(self._names))} "
-                "(--peer-name says who else)",
+                f"the certificate is for {', '.join(shown) or 'no name'}; accepted here: {', '.join(sorted(self._names))} "
+                "(add names with --peer-name)",
                 reason="PEER_NAME",
                 metadata={"shown": ",".join(shown), "allowed": ",".join(sorted(self._names))},
             )

@@ -142,11 +142,11 @@ class Identity:
         return common_pb2.PeerIdentity(protocol_revision=PROTOCOL_REVISION, build=VERSION, boot_id=self.boot_id)
 
 
-def check_peer(peer: common_pb2.PeerIdentity, who: str) -> None:
+def check_peer(peer: common_pb2.PeerIdentity, name: str) -> None:
     """Raise FailedPrecondition, naming both values, if the peer's protocol revision differs."""
     if peer.protocol_revision != PROTOCOL_REVISION:
         raise errors.FailedPrecondition(
-            f"{who} speaks protocol revision {peer.protocol_revision} (build {peer.build or 'unknown'}), this process "
+            f"{name} speaks protocol revision {peer.protocol_revision} (build {peer.build or 'unknown'}), this process "
             f"{PROTOCOL_REVISION} (build {VERSION}); run the same release of all services",
             reason="PROTOCOL_REVISION",
             metadata={"theirs": str(peer.protocol_revision), "ours": str(PROTOCOL_REVISION)},

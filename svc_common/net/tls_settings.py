@@ -12,17 +12,17 @@ GATEWAY, SCHEDULER, WORKER, OPERATOR = ROLES = ("gateway", "scheduler", "worker"
 
 
 class PeerSettings(BaseModel):
-    """Between services, both ways: each shows its certificate and takes only those that `ca` signed, for a name of the right role.
+    """TLS between services, mutual: each shows its certificate and accepts those signed by `ca` for a name of the expected role.
 
-    `names`: "ROLE=NAME" of the peers' certificates (their subject alternative names, DNS or URI); a role that none is given for
-    has its own word as name: the worker takes callers whose certificate says "scheduler". Roles: gateway, scheduler, worker, and
-    operator for those who call the scheduler's AdminService directly. All empty: plain text.
+    `names`: "ROLE=NAME" of the peers' certificates (their subject alternative names, DNS or URI); the default name of a role is
+    the role itself: a worker accepts callers with a certificate for "scheduler". Roles: gateway, scheduler, worker, and operator
+    (direct callers of the scheduler's AdminService). All empty: plain text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca: Path | None = None
-    """PEM of who signed the peers' certificates."""
+    """PEM of the authority that signed the peers' certificates."""
     cert: Path | None = None
     """PEM of this process' own certificate (with its chain)."""
     key: Path | None = None
@@ -83,7 +83,7 @@ class DoorSettings(BaseModel):
     key: Path | None = None
     """PEM of its key."""
     client_ca: Path | None = None
-    """PEM of who signed the clients' certificates; with it, clients without one are refused."""
+    """PEM of the authority that signed the clients' certificates; with it, clients without one are refused."""
     insecure: bool = False
     """Plain text may leave this machine."""
 

@@ -169,9 +169,9 @@ DROPPED_SPANS = MetricSpec(
     name="quire_telemetry_dropped_spans_total",
     kind=Kind.COUNTER,
     unit="spans",
-    text="Spans that were made and never reached the collector.",
-    formula="Spans that the exporter's queue had no room for, or whose export failed. 0 without a collector that traces go to.",
-    serves="traces: a dead collector costs nothing but spans",
+    text="Spans that did not reach the collector.",
+    formula="Spans dropped because the exporter's queue was full, and spans of failed exports. 0 when traces go to no collector.",
+    serves="traces: a failed collector",
     query="rate(quire_telemetry_dropped_spans_total[5m]) > 0",
 )
 

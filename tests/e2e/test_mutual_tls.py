@@ -240,7 +240,7 @@ def test_doctor_takes_credentials(secure: LocalStack, certificates: CertificateF
     states = {one["name"]: one["state"] for one in json.loads(found.stdout)["findings"]}
     assert (states["gateway"], states["scheduler"], states["worker"]) == ("ok", "ok", "ok")
     blind = CliRunner().invoke(doctor_command, doors, env=key)
-    assert blind.exit_code == 1 and "does not agree on encryption" in blind.stdout
+    assert blind.exit_code == 1 and "disagree on TLS" in blind.stdout
 
 
 def test_the_example_in_node_takes_credentials(

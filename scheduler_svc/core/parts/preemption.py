@@ -31,7 +31,7 @@ class LastInOrder:
         return max(candidates, key=self._ordering.key)
 
 
-class Who(Protocol):
+class VictimChoice(Protocol):
     """Chooses the victim."""
 
     def __call__(self, candidates: list[Group]) -> Group:
@@ -41,12 +41,12 @@ class Who(Protocol):
 class Recompute:
     """Preemption by recompute: drop the victim's KV and compute it again later; generated tokens are kept."""
 
-    def __init__(self, who: Who) -> None:
-        self._who = who
+    def __init__(self, choose: VictimChoice) -> None:
+        self._choose = choose
 
     def victim(self, candidates: list[Group], needy: Group, state: CoreState) -> Group:
         """The victim that the choice function names."""
-        return self._who(candidates)
+        return self._choose(candidates)
 
     def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
         """Free all blocks of the group."""
@@ -72,8 +72,8 @@ class SwapOrRecompute(Recompute):
     When the host is full the group is recomputed, or with `fails_step` the whole step fails, as in vLLM v0.
     """
 
-    def __init__(self, who: Who, mode: str | None, *, fails_step: bool) -> None:
-        super().__init__(who)
+    def __init__(self, choose: VictimChoice, mode: str | None, *, fails_step: bool) -> None:
+        super().__init__(choose)
         self._mode = mode
         self._fails_step = fails_step
 

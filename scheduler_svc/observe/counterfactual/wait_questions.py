@@ -77,8 +77,8 @@ class WaitReplanning:
             plans = self._past.plan(core, values)
         except ConfigError:
             return False  # the values contradict others
-        who = self._question.request_id, self._question.sample
-        events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == who]
+        asked = self._question.request_id, self._question.sample
+        events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == asked]
         return any(e.reason is Reason.RUNNING for e in events) and events[-1].queue == QueueKind.RUNNING.value
 
 

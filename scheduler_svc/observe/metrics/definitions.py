@@ -10,7 +10,7 @@ SCHEDULE_SECONDS = seconds_from(0.00001, 22)
 NEVER_WAITS = (Reason.RUNNING, Reason.ENDED)
 WAIT_REASONS = tuple(reason.value for reason in Reason if reason not in NEVER_WAITS)
 
-# --- read when somebody asks ----------------------------------------------------------------------------------------
+# --- read at each scrape --------------------------------------------------------------------------------------------
 
 REQUESTS = MetricSpec(
     name="quire_scheduler_requests",
@@ -19,11 +19,11 @@ REQUESTS = MetricSpec(
     unit="groups",
     text="Groups of sequences in each queue.",
     formula=(
-        "Length of the core's queues, as a step's report has them. `waiting` has besides the requests that are accepted and have "
-        "not reached the core: it is between two steps that they do, and without a worker they do not."
+        "Length of the core's queues, as in a step's report. `waiting` also includes accepted requests that have not reached the "
+        "core: they enter it between two steps, and not while there is no worker."
     ),
     labels={"queue": "`waiting`, `running`, `swapped`"},
-    serves="R5, R24, R36",
+    serves="queue lengths",
     query="sum by (queue) (quire_scheduler_requests)",
 )
 WAITING_BY_REASON = MetricSpec(
@@ -31,10 +31,10 @@ WAITING_BY_REASON = MetricSpec(
     kind=Kind.GAUGE,
     of_model=True,
     unit="requests",
-    text="Requests that wait, by what they wait for.",
+    text="Waiting requests, by reason.",
     formula=(
-        "Requests that have not ended and stand in the waiting or the swapped queue, by the reason that `quire why` gives at that "
-        "moment. Those behind the head of their queue, which nobody looked at, are `BEHIND`."
+        "Requests in the waiting or the swapped queue, by the reason that `quire why` gives at that moment. Requests behind the "
+        "head of their queue, which the last step did not examine, are `BEHIND`."
     ),
     labels={"reason": ", ".join(f"`{reason}`" for reason in WAIT_REASONS)},
     serves="[explaining](explaining.md): why requests wait",
@@ -46,7 +46,7 @@ WAITING_TOKENS = MetricSpec(
     of_model=True,
     unit="tokens",
     text="Prompt tokens of the requests that wait for their first step.",
-    formula="Sum of their prompts' lengths; what `--max-waiting-tokens` bounds.",
+    formula="Sum of their prompt lengths; limited by `--max-waiting-tokens`.",
     serves="[overload](overload.md)",
     query='quire_scheduler_waiting_tokens / on (instance) quire_scheduler_waiting_limit{of="tokens"}',
 )
@@ -54,7 +54,7 @@ WAITING_LIMIT = MetricSpec(
     name="quire_scheduler_waiting_limit",
     kind=Kind.GAUGE,
     unit="1",
-    text="How many requests, and prompt tokens, may wait for their first step.",
+    text="Maximum number of requests, and of prompt tokens, that may wait for their first step.",
     formula="The settings `--max-waiting-requests` and `--max-waiting-tokens`.",
     labels={"of": "`requests`, `tokens`"},
     serves="[overload](overload.md)",
@@ -64,8 +64,8 @@ SERVING = MetricSpec(
     name="quire_scheduler_serving",
     kind=Kind.GAUGE,
     unit="1",
-    text="1: requests are taken and steps can complete.",
-    formula="1 while a worker can run steps and no operator drains this scheduler, else 0; what the health service says.",
+    text="1: requests are accepted and steps can complete.",
+    formula="1 while a worker can run steps and this scheduler is not being drained, else 0; equals the health status.",
     serves="health",
     query="min_over_time(quire_scheduler_serving[5m]) == 0",
 )
@@ -73,10 +73,10 @@ WORKER_UP = MetricSpec(
     name="quire_worker_up",
     kind=Kind.GAUGE,
     unit="1",
-    text="1: the stream of steps to the worker is open.",
-    formula="1 while the worker with that address can be sent steps, else 0.",
+    text="1: the worker's step stream is open.",
+    formula="1 while steps can be sent to the worker at that address, else 0.",
     labels={"worker": "the addresses given by `--worker`"},
-    serves="faults: who is away",
+    serves="faults: unreachable workers",
     query="quire_worker_up == 0",
 )
 BLOCKS = MetricSpec(
@@ -84,13 +84,16 @@ BLOCKS = MetricSpec(
     kind=Kind.GAUGE,
     of_model=True,
     unit="blocks",
-    text="KV blocks of all workers, by what they are to the ledger.",
+    text="KV blocks of all workers, by state.",
     formula=(
-        "`used`: referenced by a sequence. `cached`: referenced by nobody, with a known prefix in it. `free`: referenced by nobody "
-        "and without one. The three add up to what sequences can use; a new block is taken from the last two."
+        "`used`: referenced by a sequence. `cached`: not referenced, holds a known prefix. `free`: not referenced, holds nothing. "
+        "The three add up to the usable blocks; new blocks are allocated from `free` and `cached`."
     ),
-    labels={"tier": "`gpu` (the device, a CPU's too), `cpu` (the host)", "state": "`used`, `free`, `cached`"},
-    serves="R17, R36, R209",
+    labels={
+        "tier": "`gpu` (the device, also where it is a CPU), `cpu` (the host)",
+        "state": "`used`, `free`, `cached`",
+    },
+    serves="KV cache usage",
     query='sum by (tier) (quire_kv_blocks{state="used"}) / sum by (tier) (quire_kv_blocks)',
 )
 
@@ -101,9 +104,9 @@ STEPS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="steps",
-    text="Steps that are over.",
-    formula="One for each step of `quire steps`, whatever became of it. A plan without work is no step (R6).",
-    serves="R5, R6",
+    text="Completed steps.",
+    formula="One per step of `quire steps`, whether it succeeded or failed. A plan without work is not a step.",
+    serves="step rate",
     query="rate(quire_steps_total[1m])",
 )
 STEP_DURATION = MetricSpec(
@@ -111,12 +114,12 @@ STEP_DURATION = MetricSpec(
     kind=Kind.HISTOGRAM,
     of_model=True,
     unit="seconds",
-    text="What a step took its worker.",
+    text="Duration of a step at its worker.",
     formula=(
-        "`duration_ns` of the step's report: cache, preparation, model and sampling, as the worker measured them; without the time "
-        "on the wire and in queues. Failed steps are not observed."
+        "`duration_ns` of the step's report: cache operations, preparation, model and sampling, measured by the worker; excludes "
+        "the time on the wire and in queues. Failed steps are not observed."
     ),
-    serves="R5; the buckets of OpenTelemetry's time per token are too coarse for a GPU",
+    serves="step speed; the buckets of OpenTelemetry's time per token are too coarse for a GPU",
     query="histogram_quantile(0.99, sum by (le) (rate(quire_step_duration_seconds_bucket[5m])))",
     buckets=STEP_SECONDS,
 )
@@ -125,9 +128,9 @@ SCHEDULE_DURATION = MetricSpec(
     kind=Kind.HISTOGRAM,
     of_model=True,
     unit="seconds",
-    text="What the scheduler took to decide a step.",
+    text="Duration of planning a step at the scheduler.",
     formula="`times.schedule_ns` of the step's report: one call of the core's `schedule()`, which plans all ranks at once.",
-    serves="the scheduler's share of a step",
+    serves="the scheduler's share of a step's time",
     query=("sum(rate(quire_schedule_duration_seconds_sum[5m])) / sum(rate(quire_step_duration_seconds_sum[5m]))"),
     buckets=SCHEDULE_SECONDS,
 )
@@ -136,13 +139,13 @@ STEP_TOKENS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="tokens",
-    text="Tokens that steps computed, by phase.",
+    text="Tokens computed by steps, by phase.",
     formula=(
-        "Tokens of all shares of a step's plan: `prefill` of sequences whose prompt (or what is computed again after a preemption) "
-        "is under way, `decode` of the others, guesses to verify included. Failed steps count too: they were batched."
+        "All tokens of a step's plan: `prefill` for sequences in the prompt phase (recomputation after a preemption included), "
+        "`decode` for the others, draft tokens included. Failed steps count, since they were batched."
     ),
     labels={"phase": "`prefill`, `decode`"},
-    serves="R5 (batched tokens), R48",
+    serves="batch size; prefill and decode in one step",
     query="sum by (phase) (rate(quire_step_tokens_total[1m]))",
 )
 PROMPT_STEPS = MetricSpec(
@@ -150,9 +153,9 @@ PROMPT_STEPS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="steps",
-    text="Steps with prompt tokens in them.",
-    formula="Those of `quire_steps_total` with at least one prefill share.",
-    serves="R5 (prompt-run flag)",
+    text="Steps with prompt tokens.",
+    formula="Steps of `quire_steps_total` with at least one sequence in the prompt phase.",
+    serves="share of steps that compute prompts",
     query="rate(quire_prompt_steps_total[1m]) / rate(quire_steps_total[1m])",
 )
 OUTPUT_TOKENS = MetricSpec(
@@ -160,9 +163,9 @@ OUTPUT_TOKENS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="tokens",
-    text="Tokens that came out of steps.",
-    formula="`sampled` of the step's report, all sequences. Of samples that are ranked, those count too that nobody is given.",
-    serves="R5",
+    text="Output tokens of steps.",
+    formula="`sampled` of the step's report, over all sequences. Includes `best_of` samples and beams that are not returned.",
+    serves="throughput",
     query="sum(rate(quire_output_tokens_total[1m]))",
 )
 SWAPPED_BLOCKS = MetricSpec(
@@ -170,10 +173,10 @@ SWAPPED_BLOCKS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="blocks",
-    text="KV blocks that steps moved between device and host.",
+    text="KV blocks moved between device and host.",
     formula="Pairs in `swap_in` and `swap_out` of the step's report.",
     labels={"direction": "`in` (to the device), `out`"},
-    serves="R5, R36",
+    serves="cost of preemption by swapping",
     query="sum by (direction) (rate(quire_kv_swap_blocks_total[5m]))",
 )
 COPIED_BLOCKS = MetricSpec(
@@ -181,9 +184,9 @@ COPIED_BLOCKS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="blocks",
-    text="KV blocks that steps copied on write.",
+    text="KV blocks copied on write.",
     formula="Pairs in `copy` of the step's report.",
-    serves="R5",
+    serves="copy-on-write",
     query="rate(quire_kv_copied_blocks_total[5m])",
 )
 FAILED_STEPS = MetricSpec(
@@ -191,14 +194,14 @@ FAILED_STEPS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="steps",
-    text="Steps of which a request got less than it should.",
+    text="Failed steps, by reason.",
     formula=(
-        "`WORKER_LOST`: the worker went, or was let go, before the result could be read. `NOT_FINITE`: the model's output for at "
-        "least one sequence was NaN or infinite; the others' tokens count. Else the reason of the error by which the worker failed "
-        "the whole step. Each is in the log with what ran in it."
+        "`WORKER_LOST`: the worker was lost or released before its result was read. `NOT_FINITE`: the model's output for "
+        "at least one sequence was NaN or infinite; the other sequences keep their tokens. Else the reason of the error with which "
+        "the worker failed the whole step. The log has a line per failed step with its requests."
     ),
     labels={"reason": "`WORKER_LOST`, `NOT_FINITE`, or one of [errors](errors.md)"},
-    serves="faults: what failed, and how often",
+    serves="faults: reasons and rates",
     query="sum by (reason) (increase(quire_failed_steps_total[1h])) > 0",
 )
 
@@ -209,10 +212,10 @@ PREEMPTIONS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="preemptions",
-    text="Times that a running group had to leave.",
-    formula="One for each entry in `preempted` of a plan, also of a plan that is no step.",
+    text="Preemptions of running groups.",
+    formula="One per entry in `preempted` of a plan, also of a plan without work.",
     labels={"mode": "`recompute`, `swap`"},
-    serves="R46, R80",
+    serves="memory pressure",
     query="sum by (mode) (rate(quire_preemptions_total[5m]))",
 )
 QUEUE_TIME = MetricSpec(
@@ -220,9 +223,9 @@ QUEUE_TIME = MetricSpec(
     kind=Kind.HISTOGRAM,
     of_model=True,
     unit="seconds",
-    text="How long requests waited for their first step.",
-    formula="From a request's arrival to its first plan; once for each request that starts.",
-    serves="R24; the same as the queue span of a trace",
+    text="Time that requests waited for their first step.",
+    formula="From a request's arrival to its first plan; one observation per request that starts.",
+    serves="queueing; the same as the queue span of a trace",
     query="histogram_quantile(0.95, sum by (le) (rate(quire_queue_time_seconds_bucket[5m])))",
     buckets=QUEUE_SECONDS,
 )
@@ -231,9 +234,9 @@ QUERIED_TOKENS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="tokens",
-    text="Prompt tokens that were looked for in the prefix cache.",
-    formula="The length of a request's prompt, once, when it starts; with the cache switched off too.",
-    serves="R119",
+    text="Prompt tokens looked up in the prefix cache.",
+    formula="A request's prompt length, counted once when it starts; also with the cache switched off.",
+    serves="prefix cache hit rate",
     query="rate(quire_prefix_cache_queried_tokens_total[5m])",
 )
 HIT_TOKENS = MetricSpec(
@@ -241,9 +244,9 @@ HIT_TOKENS = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="tokens",
-    text="Of these, tokens that were found and not computed again.",
-    formula="`cached_prompt_tokens` of its usage, once, when it starts.",
-    serves="R119",
+    text="Prompt tokens found in the prefix cache and not computed again.",
+    formula="`cached_prompt_tokens` of a request's usage, counted once when it starts.",
+    serves="prefix cache hit rate",
     query="rate(quire_prefix_cache_hit_tokens_total[5m]) / rate(quire_prefix_cache_queried_tokens_total[5m])",
 )
 REFUSED = MetricSpec(
@@ -251,10 +254,10 @@ REFUSED = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="requests",
-    text="Requests that were not accepted.",
+    text="Refused requests, by reason.",
     formula=(
-        "One for each Submit that was answered by an error at once. What gateways refuse by themselves, because the queue is full, "
-        "is in their own `quire_gateway_errors_total`."
+        "One per Submit that was answered with an error at once. Requests that a gateway refuses by itself, because the queue is "
+        "full, are counted in its `quire_gateway_errors_total`."
     ),
     labels={"reason": "one of [errors](errors.md): `QUEUE_FULL`, `DRAINING`, `DUPLICATE_REQUEST`, ..."},
     serves="[overload](overload.md)",
@@ -265,13 +268,13 @@ ENDED = MetricSpec(
     kind=Kind.COUNTER,
     of_model=True,
     unit="requests",
-    text="Accepted requests that ended.",
-    formula="One for each accepted request, at its single end. With several choices the reason is that of the first.",
+    text="Ended requests, by status and reason.",
+    formula="One per accepted request, at its end. With several choices the reason is that of the first.",
     labels={
         "status": "`OK`, `CANCELLED`, or the status of its error",
         "reason": "`STOP`, `LENGTH`, `CANCELLED`, or the error's, one of [errors](errors.md)",
     },
-    serves="R5, R35",
+    serves="outcomes",
     query='sum by (reason) (rate(quire_requests_ended_total{status!~"OK|CANCELLED"}[5m]))',
 )
 

@@ -1,4 +1,4 @@
-// The live stream: opened while somebody looks, opened again when it broke, closed while the page is hidden.
+// The live stream: opened while the page is visible, reopened when it breaks, closed while the page is hidden.
 
 import { ApiError, follow } from "./api.js";
 

@@ -37,7 +37,7 @@ function framesOf(steps, tables = new Map()) {
   });
 }
 
-/** Place of the first of `items` whose `key` is at least `wanted`. */
+/** Index of the first of `items` with a `key` of at least `wanted`. */
 function placeOf(items, wanted, key) {
   let [low, high] = [0, items.length];
   while (low < high) {
@@ -122,7 +122,7 @@ export class LiveHistory {
 const CHUNK = 40;
 const MAX_CHUNKS = 12;
 
-/** A recording: the overview is there from the beginning, frames come in chunks when somebody looks. */
+/** A recording: the overview is there from the beginning, frames are fetched in chunks when they are shown. */
 export class RecordedHistory {
   constructor(overview, fetchSteps) {
     this.overview = overview;

@@ -1,4 +1,4 @@
-// Where on the timeline the page is: at the newest step, or at one that somebody chose; and the clock that plays.
+// Where on the timeline the page is: at the newest step, or at a chosen one; and the clock of playback.
 
 /** Owner of the place. `changed()` after each move; `older()` loads what is before the oldest step, where there is some. */
 export class Player {

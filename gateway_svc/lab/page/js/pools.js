@@ -1,4 +1,4 @@
-// Pools of blocks as squares: who holds each, how many share it, what is cached, what is free.
+// Pools of blocks as squares: the holder of each, the number of sequences that share it, what is cached, what is free.
 
 import { ofSequence, ownerOf, palette } from "./colours.js";
 import { el, plural, say, short, whole } from "./dom.js";
@@ -219,7 +219,7 @@ class PoolView {
     const own = holders.get(name);
     if (own) return `${name}: held by ${own.map(shortSequence).join(", ")}; ${plural(own.length, "reference")}`;
     const place = cached.get(name);
-    return place === undefined ? `${name}: free` : `${name}: cached prefix, held by nobody; number ${place + 1} to be evicted`;
+    return place === undefined ? `${name}: free` : `${name}: cached prefix, not referenced; number ${place + 1} to be evicted`;
   }
 
   centre(name) {

@@ -8,7 +8,7 @@ const MARKS = 9;
 const AXIS = 13;
 const LABEL = 64; // pixels between two step numbers at least
 
-/** Owner of the bars and of the slider below them; `go(index)` when somebody points somewhere. */
+/** Owner of the bars and of the slider below them; `go(index)` when a step is pointed at. */
 export class Timeline {
   constructor(canvas, slider, go) {
     this.canvas = canvas;

@@ -8,7 +8,7 @@ import { because, listed, tone } from "./reasons.js";
 const AGAIN_MS = 1_200;
 const OVER = "over";
 
-/** Owner of the panel. `go(step)` when an episode is clicked; `canSearch`: somebody can tell what would have let a request in. */
+/** Owner of the panel. `go(step)` when an episode is clicked; `canSearch`: counterfactuals are available. */
 export class Why {
   constructor(root, go, canSearch) {
     this.root = root;
@@ -89,7 +89,7 @@ export class Why {
     );
   }
 
-  /** Of several choices the first is open, and those that somebody opened. */
+  /** Of several choices the first is open, and those that were opened. */
   #choice(sample, episodes) {
     const [bar, list] = this.#bar(episodes);
     const open = this.root.querySelector(`[data-choice="${sample}"]`)?.open ?? sample === 0;
