@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.spec.abilities import lack, offers_of
+from scheduler_svc.core.spec.abilities import PARTS, lack, offers_of
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.policy import file as policy_file
 from scheduler_svc.policy.choice import PolicyChoice, Spelling, located, refuse_without_effect
@@ -102,7 +102,8 @@ def _spec(base: PolicySpec, given: Mapping[str, Assignment], where: str) -> Poli
     try:
         spec = base.with_knobs(**(of_service | parts | knobs))
     except ConfigError as error:
-        raise located(error, given, where) from None
+        parts_given = ", ".join(assignment.origin for key, assignment in given.items() if key in PARTS)
+        raise located(error, given, parts_given or where) from None
     refuse_without_effect(spec, given)
     return spec
 

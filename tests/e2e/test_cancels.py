@@ -6,6 +6,7 @@
 import asyncio
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,7 +25,7 @@ _LONG = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
 async def _leave(client: AsyncClient, kind: str, number: int, draw: random.Random) -> str:
     """Starts a long request and leaves it in one of the ways a client has; what came of it."""
     delay = draw.random() * 0.3
-    name = f"leave-{kind}-{number}"
+    name = f"leave-{kind}-{number}-{uuid.uuid4().hex}"
     if kind == "deadline":
         try:
             await client.generate("x " * draw.randrange(1, 60), _LONG, request_id=name, timeout_s=0.02 + delay)

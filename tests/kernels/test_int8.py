@@ -120,5 +120,5 @@ def test_what_is_packed(compiled):
     assert not kernels.packs(torch.float16, 8, "int8")
     plain, packed = kernels.pack(random(16, 16), None), kernels.pack(random(16, 16), None, stored="int8")
     bench = Bench(compiled, {Rows.STREAM: 16, Rows.GATED: 16})
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="must have the same form"):
         bench.run([Gated(Rows.STREAM, Rows.GATED, plain, packed, "silu")], random(2, 16))

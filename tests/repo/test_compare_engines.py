@@ -40,7 +40,7 @@ def test_a_peer_that_is_not_installed_is_said(tmp_path: Path) -> None:
     every = registry.engines(host(tmp_path), BIG, {})
     found = registry.chosen(every, ["vllm", "transformers", "quire"], said.append)
     assert [engine.name for engine in found] == ["quire", "transformers"]
-    assert said == ["vllm is left out: not installed: make peers PEERS=vllm"]
+    assert said == ["vllm is skipped: not installed: make peers PEERS=vllm"]
     with pytest.raises(KeyError):
         registry.chosen(every, ["vlm"], said.append)
 
@@ -60,8 +60,8 @@ def test_installing_says_what_cannot_be(
     (tmp_path / "vllm" / ".installed").write_text(install.digest("vllm"))
     install.main(["vllm", "openvino", "llamacpp"], "", tmp_path)
     said = capsys.readouterr()
-    assert asked == ["openvino", "llamacpp"] and "vllm is installed" in said.out
-    assert said.err.count("cannot be installed and is left out") == 2
+    assert asked == ["openvino", "llamacpp"] and "vllm is already installed" in said.out
+    assert said.err.count("cannot be installed and is skipped") == 2
     (tmp_path / "vllm" / ".installed").write_text("other pins")
     assert not install.is_current(tmp_path / "vllm", "vllm")
     with pytest.raises(typer.BadParameter):

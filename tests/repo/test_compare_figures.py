@@ -70,7 +70,7 @@ def test_a_run_becomes_figures() -> None:
     complete(good, 3)
     complete(short, 3)
     found = figures.of_run(Run([good, short]))
-    assert found["failed"] == 1 and found["errors"] == {"1 tokens, 3 asked": 1}
+    assert found["failed"] == 1 and found["errors"] == {"1 tokens, 3 requested": 1}
     assert (found["ttft_p50_ms"], found["tpot_p50_ms"], found["tokens_per_s"]) == (100.0, 150.0, 7.5)
 
 

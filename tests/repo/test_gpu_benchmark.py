@@ -22,7 +22,7 @@ print(sorted({"grpc", "opentelemetry", "protos", "worker_svc.engine", "paged_ker
     ("arguments", "message"),
     [
         ([], "benchmarks.gpu: torch finds no CUDA device; there is nothing to measure"),
-        (["--part", "nothing"], "is no part; there are kernels, steps"),
+        (["--part", "nothing"], "is not a part; parts: kernels, steps"),
         (["--interpret"], "needs TRITON_INTERPRET=1"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_plot_is_drawn(server: OpenAILike, tmp_path: Path) -> None:
     [
         ([], "exactly one of"),
         (["--grpc", "a:1", "--openai", "http://b"], "exactly one of"),
-        (["--grpc", "a:1", "--workload", "heavy"], "none of batch"),
+        (["--grpc", "a:1", "--workload", "heavy"], "is not one of batch"),
         (["--grpc", "a:1", "--prompt-len", "many"], "lognormal:MEDIAN"),
         (["--grpc", "a:1", "--tokenizer", "nowhere.json"], "there is no nowhere.json"),
     ],

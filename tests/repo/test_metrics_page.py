@@ -1,9 +1,7 @@
 """docs/metrics.md says what the services count; that their registries have just that, the tests of each service say."""
 
-import re
 
 from tests.metrics_page import PAGE, SERVICES, page
-from tests.requirements import ROOT
 
 
 def test_the_page_is_fresh() -> None:
@@ -19,10 +17,3 @@ def test_every_metric_is_explained() -> None:
             assert all((spec.unit, spec.text, spec.formula, spec.serves, spec.query, *spec.labels.values())), spec.name
             assert spec.text.endswith(".") and spec.formula.endswith("."), spec.name
             assert spec.name in spec.query, spec.name
-
-
-def test_requirements_that_it_names_exist() -> None:
-    """Those of docs/requirements.md."""
-    known = set(re.findall(r"\bR\d+\b", (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")))
-    named = {number for specs in SERVICES.values() for spec in specs for number in re.findall(r"\bR\d+\b", spec.serves)}
-    assert {"R5", "R80", "R119"} <= named <= known

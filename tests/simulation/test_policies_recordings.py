@@ -114,7 +114,7 @@ def test_options_that_contradict_each_other(folder: Path, tmp_path: Path) -> Non
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, why in (
-        (("--from", str(folder), "--seed", "3"), "--seed were chosen"),
+        (("--from", str(folder), "--seed", "3"), "--requests and --seed are fixed"),
         (("--record", str(tmp_path), "--check"), "only writes recordings"),
         (("--record", str(tmp_path), "--under", "vllm-v7"), "vllm-v7"),
         (("--from", str(folder), "--workload", "agents"), "agents"),
@@ -160,7 +160,7 @@ def test_a_check_that_fails_ends_with_status_1(folder: Path, monkeypatch: pytest
     """Were chitu held to what quire promises, vllm-v1 would beat it: said by name, for people and for programs."""
     good = run_benchmark("--from", str(folder), "--policies", "vllm-v1,quire", "--check")
     assert good.exit_code == 0
-    assert "ok: what quire promises holds on bursts" in good.output
+    assert "ok: all promises of quire hold on bursts" in good.output
     assert "all better than vllm-v1's on: bursts" in good.output
     monkeypatch.setattr(bars, "OURS", "chitu")
     arguments, beaten = ("--policies", "vllm-v1,chitu", "--check"), "bursts: vllm-v1 is better in all three"

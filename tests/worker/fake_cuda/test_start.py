@@ -151,4 +151,4 @@ def test_the_log_says_which_device_was_taken(checkpoint, caplog):
     with caplog.at_level(logging.INFO):
         engine = loaded(checkpoint, device="auto", backend="auto")
     assert (engine.device, engine.backend) == ("cuda:0", "cuda")
-    assert "--device auto: the model runs on cuda:0 (fake) with the kernels cuda" in caplog.text
+    assert "--device auto: the model runs on cuda:0 (fake) with the backend cuda" in caplog.text
