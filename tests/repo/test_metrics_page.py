@@ -1,6 +1,5 @@
 """docs/metrics.md says what the services count; that their registries have just that, the tests of each service say."""
 
-
 from tests.metrics_page import PAGE, SERVICES, page
 
 
