@@ -1,13 +1,13 @@
 """Settings of a gateway. Nothing here reads the environment: the command line passes the values in."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gateway_svc.chat.tool_calls.formats import AUTO, known_reasoning_parser, known_tool_parser
-from gateway_svc.http.limits import HttpLimits
+from svc_common.net.rpc import PUBLIC_METADATA_BYTES
 from svc_common.net.tls_settings import DoorSettings, PeerSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -20,6 +20,21 @@ def _known_origin(text: str) -> str:
     if text != "*" and not _ORIGIN.fullmatch(text):
         raise ValueError(f"{text!r} is no web origin; write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Limits of one listener.
+
+    `header_s`: from the connection, or the first byte of a further request, to the end of the header (TLS
+    handshakes too); `body_s`: from there to the end of the body. `header_bytes`: request line and header
+    fields together.
+    """
+
+    header_s: float = 10.0
+    body_s: float = 60.0
+    header_bytes: int = PUBLIC_METADATA_BYTES
+    connections_per_peer: int = 1024
 
 
 class GatewaySettings(BaseModel):
@@ -66,9 +81,9 @@ class GatewaySettings(BaseModel):
     """Tokens buffered for clients that read more slowly than generation; above it the slowest stream ends."""
     drain_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds for which running requests may continue after a stop signal."""
-    tool_parser: Annotated[str, AfterValidator(known_tool_parser)] = AUTO
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
     """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
-    reasoning_parser: Annotated[str, AfterValidator(known_reasoning_parser)] = AUTO
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How the model marks its reasoning: think; auto = as its chat template shows; none = not at all."""
     reflection: bool = True
     """Offer gRPC server reflection."""

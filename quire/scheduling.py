@@ -6,6 +6,7 @@ All three have the same defaults and checks.
 from typing import Any
 
 from quire.settings import Spelling, settings_of
+from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.settings import SchedulerSettings
 
 
@@ -17,5 +18,5 @@ def scheduler_settings(spelled: Spelling, **values: Any) -> SchedulerSettings:
     above the budget, it is refused.
     """
     settings = settings_of(SchedulerSettings, spelled, **values)
-    settings.policy_choice(spelled)
+    policy_of(settings, spelled)
     return settings

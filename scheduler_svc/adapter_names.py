@@ -5,10 +5,10 @@ adapter is never taken for another's. `quire.LLM` uses this class in process.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from svc_common.errors import AlreadyExists, ConfigError, FailedPrecondition, InvalidArgument, NotFound
 
 MAX_NAME_LENGTH = 128
 MAX_PATH_BYTES = 4095
@@ -116,3 +116,17 @@ class AdapterNames:
     def remove(self, name: str) -> None:
         """Remove an adapter."""
         del self._by_name[name]
+
+
+def adapter_paths(texts: Iterable[str]) -> dict[str, str]:
+    """Parse "NAME=PATH" texts to folders by name. Raises ConfigError for malformed texts, invalid names and duplicates."""
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        problem = name_problem(name) and f"its name {name_problem(name)}"
+        problem = problem or ("" if path else "write NAME=PATH, for example sql=/adapters/sql")
+        problem = problem or ("is given twice; choose another name for one of them" if name in paths else "")
+        if problem:
+            raise ConfigError(f"--adapter {text!r}: {problem}", reason="ADAPTER_OPTION", metadata={"adapter": name})
+        paths[name] = path
+    return paths

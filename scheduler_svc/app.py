@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.adapter_calls import AdapterCalls
+from scheduler_svc.adapter_names import adapter_paths
 from scheduler_svc.admin.load import LoadReport
 from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
 from scheduler_svc.admin.service import AdminParts, AdminService
@@ -36,6 +37,7 @@ from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
@@ -85,8 +87,8 @@ async def serve(
 def check(settings: SchedulerSettings) -> None:
     """Raise ConfigError for settings that are known to be invalid before any worker has answered."""
     settings.worker_addresses()
-    settings.adapter_paths()
-    settings.policy_choice()
+    adapter_paths(settings.adapters)
+    policy_of(settings)
     peers = Peers(settings.peers)
     for address in settings.workers:
         peers.check(address, WORKER)
@@ -109,13 +111,13 @@ class _SchedulerService:
             settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens
         )
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
-        choice = settings.policy_choice()
+        choice = policy_of(settings)
         self._adapters = AdapterRegistry(
             lambda: readiness.name_adapters(self._adapters.names),
             self._book.num_users,
             lambda: readiness.limits.model if readiness.limits else "",
         )
-        for name, path in settings.adapter_paths().items():
+        for name, path in adapter_paths(settings.adapters).items():
             self._adapters.declare(name, path)
         self._lanes = self._make_lanes(choice)
         watched = Watched(settings, self._book, self._core, self._explanations, self._readiness, self._lanes)

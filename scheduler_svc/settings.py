@@ -1,12 +1,7 @@
 """Settings of the scheduler service, read once by the composition root (`app`) and immutable afterwards."""
 
-from collections.abc import Iterable
-
 from pydantic import BaseModel, ConfigDict, Field
 
-from scheduler_svc.adapter_names import name_problem
-from scheduler_svc.policy.assembly import choose
-from scheduler_svc.policy.choice import PolicyChoice, Spelling
 from svc_common.errors import ConfigError
 from svc_common.net.tls_settings import PeerSettings
 
@@ -14,7 +9,7 @@ from svc_common.net.tls_settings import PeerSettings
 class SchedulerSettings(BaseModel):
     """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
 
-    Limits that are None follow policy and worker (see `policy_choice`).
+    Limits that are None follow policy and worker (see `policy.assembly.policy_of`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -94,22 +89,6 @@ class SchedulerSettings(BaseModel):
     peers: PeerSettings = PeerSettings()
     """TLS towards gateways and workers, and the peers that may call."""
 
-    def policy_choice(self, spelled: Spelling = str) -> PolicyChoice:
-        """The policy with its limits. Raises ConfigError, with option names from `spelled`, if it is invalid or not servable."""
-        choice = choose(
-            self.policy,
-            self.policy_set,
-            spelled=spelled,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            prefix_caching=self.enable_prefix_caching,
-            num_gpu_blocks=self.num_gpu_blocks,
-            num_cpu_blocks=self.num_cpu_blocks,
-            num_workers=max(1, len(self.workers)),
-        )
-        choice.check()
-        return choice
-
     def worker_addresses(self) -> tuple[str, ...]:
         """Addresses of the workers. Raises ConfigError for none, duplicates, and texts that are no address."""
         if not self.workers or len(set(self.workers)) < len(self.workers):
@@ -127,21 +106,3 @@ class SchedulerSettings(BaseModel):
                     reason="WORKER_ADDRESS",
                 )
         return self.workers
-
-    def adapter_paths(self) -> dict[str, str]:
-        """Folders of `adapters` by name. Raises ConfigError."""
-        return adapter_paths(self.adapters)
-
-
-def adapter_paths(texts: Iterable[str]) -> dict[str, str]:
-    """Parse "NAME=PATH" texts to folders by name. Raises ConfigError for malformed texts, invalid names and duplicates."""
-    paths: dict[str, str] = {}
-    for text in texts:
-        name, _, path = text.partition("=")
-        problem = name_problem(name) and f"its name {name_problem(name)}"
-        problem = problem or ("" if path else "write NAME=PATH, for example sql=/adapters/sql")
-        problem = problem or ("is given twice; choose another name for one of them" if name in paths else "")
-        if problem:
-            raise ConfigError(f"--adapter {text!r}: {problem}", reason="ADAPTER_OPTION", metadata={"adapter": name})
-        paths[name] = path
-    return paths

@@ -14,8 +14,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway_svc.http.errors import error_body, error_headers, http_status
-from gateway_svc.http.limits import HttpLimits, PeerConnections
+from gateway_svc.http.peer_connections import PeerConnections
 from gateway_svc.request_ids import new_request_id
+from gateway_svc.settings import HttpLimits
 from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway_svc.http.connection import BoundedConnection
-from gateway_svc.http.limits import HttpLimits, PeerConnections
+from gateway_svc.http.peer_connections import PeerConnections
+from gateway_svc.settings import HttpLimits
 from svc_common.net.listening import listen
 
 

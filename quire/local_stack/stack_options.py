@@ -14,6 +14,7 @@ from quire.local_stack.certificate_folder import CertificateFolder
 from quire.local_stack.restarts import RestartRules
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
+from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
 from svc_common.observability.log_format import LogFormat
@@ -121,7 +122,7 @@ class StackOptions:
             enable_prefix_caching=False if "--no-enable-prefix-caching" in arguments else None,
             workers=tuple(self.worker_names),  # only their number matters; addresses are not known yet
         )
-        return settings.policy_choice(option_name)
+        return policy_of(settings, option_name)
 
     @property
     def certificates(self) -> CertificateFolder | None:

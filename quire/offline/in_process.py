@@ -32,6 +32,7 @@ from quire.scheduling import scheduler_settings
 from scheduler_svc.loop.settling import StepSettling
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.requests.submission import parse, to_core
 from scheduler_svc.workers.result import WorkerResult
@@ -236,7 +237,7 @@ def load(
     ConfigError, naming the options as in Python, for what cannot work; numbers are checked before anything
     is loaded.
     """
-    choice = scheduler_settings(str, **scheduling).policy_choice()
+    choice = policy_of(scheduler_settings(str, **scheduling))
     with named_as_in_python():
         given = {**worker_settings, "model": model or default_model()}
         settings = WorkerSettings.of(**{name: value for name, value in given.items() if value is not None})

@@ -26,11 +26,29 @@ from scheduler_svc.policy.keys import (
     limit_names,
 )
 from scheduler_svc.policy.lanes import lane_phases, lanes_for
+from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
 
 # The service's default, because requests carry priorities. Recordings of reference schedulers name `fcfs` explicitly.
 _SERVICE_KNOBS = {"policy": "priority"}
 _OPTIONS = {"prefix_caching": "enable_prefix_caching"}
+
+
+def policy_of(settings: SchedulerSettings, spelled: Spelling = str) -> PolicyChoice:
+    """The policy with its limits. Raises ConfigError, with option names from `spelled`, if it is invalid or not servable."""
+    choice = choose(
+        settings.policy,
+        settings.policy_set,
+        spelled=spelled,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefix_caching=settings.enable_prefix_caching,
+        num_gpu_blocks=settings.num_gpu_blocks,
+        num_cpu_blocks=settings.num_cpu_blocks,
+        num_workers=max(1, len(settings.workers)),
+    )
+    choice.check()
+    return choice
 
 
 def choose(

@@ -1,14 +1,14 @@
 """What a chat's tools may be: every mistake is told with its field, before anything is rendered (api.md, Errors)."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
 from gateway_svc.chat.conversation import template_arguments, template_messages, template_tools
 from gateway_svc.chat.resolving import resolve_chat
-from gateway_svc.chat.tool_calls.formats import FormatChoice, known_tool_parser
+from gateway_svc.chat.tool_calls.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, FormatChoice
 from gateway_svc.checks.validation import SamplingDefaults, check_parameters
 from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb
@@ -169,7 +169,17 @@ def test_a_template_shows_its_format(source: str, tools: str | None, reasoning: 
 
 def test_unknown_formats_are_refused_with_those_that_there_are() -> None:
     """As settings, before anything starts."""
-    with pytest.raises(ValueError, match="must be one of auto, none, hermes, llama3, mistral, mistral-args"):
-        known_tool_parser("herems")
-    with pytest.raises(ValidationError, match="must be one of auto, none, think"):
-        GatewaySettings(reasoning_parser="thinking")
+    with pytest.raises(
+        ValidationError, match="Input should be 'auto', 'none', 'hermes', 'llama3', 'mistral' or 'mistral-args'"
+    ):
+        GatewaySettings.model_validate({"tool_parser": "herems"})
+    with pytest.raises(ValidationError, match="Input should be 'auto', 'none' or 'think'"):
+        GatewaySettings.model_validate({"reasoning_parser": "thinking"})
+
+
+@pytest.mark.parametrize(
+    ("setting", "formats"), [("tool_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)]
+)
+def test_the_settings_name_every_format(setting: str, formats: dict[str, object]) -> None:
+    """A new format is a name in the settings too."""
+    assert get_args(GatewaySettings.model_fields[setting].annotation) == (AUTO, NONE, *formats)

@@ -5,6 +5,7 @@ import pytest
 from quire.local_stack.stack_options import StackOptions
 from quire.scheduling import scheduler_settings
 from quire.settings import option_name
+from scheduler_svc.policy.assembly import policy_of
 from svc_common.errors import ConfigError
 
 
@@ -23,7 +24,7 @@ def test_sequences_follow_the_budget_unless_given(
 ) -> None:
     """Not given: the default or the budget, whichever is less; alike from the fields and from the scheduler's arguments."""
     settings = scheduler_settings(str, max_num_seqs=seqs, max_num_batched_tokens=tokens)
-    assert settings.policy_choice().largest_step(4096) == expected[::-1]
+    assert policy_of(settings).largest_step(4096) == expected[::-1]
     given = {"--max-num-seqs": seqs, "--max-num-batched-tokens": tokens}
     arguments = [part for name, value in given.items() if value is not None for part in (name, str(value))]
     fields = StackOptions(simulated=True, max_num_seqs=seqs, max_num_batched_tokens=tokens)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scheduler_svc.settings import adapter_paths
+from scheduler_svc.adapter_names import adapter_paths
 from scheduler_svc.workers.adapters import AdapterRegistry
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, QuireError, Unavailable
 from tests.scheduler.harness import run_async

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protos.inference.v1 import admin_pb2
+from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
 from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
@@ -318,7 +319,7 @@ def test_wrong_numbers_of_workers(policy: str, sets: tuple[str, ...], num_worker
     """R188: a worker for each rank; what was given and what to give instead."""
     workers = tuple(f"host-{i}:1" for i in range(num_workers))
     with pytest.raises(ConfigError) as error:
-        SchedulerSettings(policy=policy, policy_set=sets, workers=workers).policy_choice()
+        policy_of(SchedulerSettings(policy=policy, policy_set=sets, workers=workers))
     assert all(text in error.value.message for text in named), error.value.message
 
 
@@ -326,4 +327,4 @@ def test_wrong_numbers_of_workers(policy: str, sets: tuple[str, ...], num_worker
 def test_ranks_follow_the_workers(num_workers: int) -> None:
     """R188: `dp_size` not given is the number of workers."""
     workers = tuple(f"host-{i}:1" for i in range(num_workers))
-    assert SchedulerSettings(policy="chitu-dp", workers=workers).policy_choice().spec.dp_size == num_workers
+    assert policy_of(SchedulerSettings(policy="chitu-dp", workers=workers)).spec.dp_size == num_workers

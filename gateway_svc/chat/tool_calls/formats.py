@@ -142,23 +142,6 @@ class FormatChoice:
         return _chosen(self.reasoning_parser, REASONING_FORMATS, template)
 
 
-def known_tool_parser(name: str) -> str:
-    """Return `name`; raises ValueError if there is no such tool-call format."""
-    return _known(name, TOOL_FORMATS)
-
-
-def known_reasoning_parser(name: str) -> str:
-    """Return `name`; raises ValueError if there is no such reasoning format."""
-    return _known(name, REASONING_FORMATS)
-
-
-def _known(name: str, formats: Mapping[str, object]) -> str:
-    known = (AUTO, NONE, *formats)
-    if name not in known:
-        raise ValueError(f"must be one of {', '.join(known)}")
-    return name
-
-
 def _chosen(name: str, formats: Mapping[str, F], template: str) -> F | None:
     if name == AUTO:
         return next((found for found in formats.values() if found.fits(template)), None)

@@ -30,7 +30,8 @@ from quire.local_stack.stack import LocalStack
 from quire.local_stack.stack_options import StackOptions
 from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
-from scheduler_svc.settings import SchedulerSettings, adapter_paths
+from scheduler_svc.adapter_names import adapter_paths
+from scheduler_svc.settings import SchedulerSettings
 from svc_common.observability.log_format import LogFormat
 from worker_svc.settings import option_of
 

@@ -1,30 +1,9 @@
-"""Limits of an HTTP listener: time for a request to arrive, header size, connections per peer. Pure.
-
-The body's size is limited in `http_io`, the time that a response may stay unread by the call's deadline.
-"""
+"""Open connections of each peer address. Pure."""
 
 import ipaddress
 from collections import Counter
-from dataclasses import dataclass
-
-from svc_common.net.rpc import PUBLIC_METADATA_BYTES
 
 _IPV6_SITE_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Limits of one listener.
-
-    `header_s`: from the connection, or the first byte of a further request, to the end of the header (TLS
-    handshakes too); `body_s`: from there to the end of the body. `header_bytes`: request line and header
-    fields together.
-    """
-
-    header_s: float = 10.0
-    body_s: float = 60.0
-    header_bytes: int = PUBLIC_METADATA_BYTES
-    connections_per_peer: int = 1024
 
 
 class PeerConnections:
