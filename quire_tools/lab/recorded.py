@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from gateway_svc.lab.source import RECORDING, About, LabEpisode, Step, Tell, Why
 from quire_tools.lab.course import RecordingIndex
-from quire_tools.lab.reading import RunningReplay
+from quire_tools.lab.reading import SteppedReplay
 from scheduler_svc.observe import timelines
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, NotFound
@@ -21,7 +21,7 @@ class RecordedLabSource:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._course = RecordingIndex(recording)
-        self._reading: RunningReplay | None = None
+        self._reading: SteppedReplay | None = None
         self._one_at_a_time = asyncio.Lock()
         _check(recording, self._course)
 
@@ -54,7 +54,7 @@ class RecordedLabSource:
         since = max(since, first)
         if self._reading is None or not self._reading.can_go_on(since):
             place = bisect.bisect_right(self._course.starts, since, key=attrgetter("first_step"))
-            self._reading = RunningReplay(self._recording, self._course.starts[max(0, place - 1)], since)
+            self._reading = SteppedReplay(self._recording, self._course.starts[max(0, place - 1)], since)
         return self._reading.read(since, limit)
 
 
