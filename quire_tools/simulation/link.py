@@ -136,7 +136,7 @@ class Link:
     @property
     def num_rows(self) -> int:
         """Number of sequences that the workers hold."""
-        return sum(len(worker.rows) for worker in self._process.workers.values())
+        return sum(worker.num_rows for worker in self._process.workers.values())
 
     def send(self, plan: StepPlan) -> None:
         """Send a plan; also one without work, which may remove rows."""

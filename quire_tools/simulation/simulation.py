@@ -99,7 +99,7 @@ class Simulation:
         self._max_under_way = max_under_way
         self._requests: dict[str, Request] = dict(core.state.requests)
         self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
-        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests, complain=complain))
+        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests))
         self._link: SimulatedStream = (connect or Link)(
             self._events,
             self,
