@@ -2,15 +2,13 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from rich.table import Table
 
 from protos.inference.v1 import admin_pb2
 from quire.operators.reason_texts import PAST, Numbers, behind
-
-T = TypeVar("T")
 
 _NS_PER_MS = 1e6
 _MOST_KINDS = 3
@@ -34,7 +32,7 @@ def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
     table = Table(title=f"request {response.id}", title_justify="left")
     for name in (*(("sample",) if several else ()), "steps", "ms", "queue", "reason", "because"):
         table.add_column(name, justify="right" if name in ("steps", "ms") else "left", overflow="fold")
-    for episodes in _folded(response.episodes, _key):
+    for episodes in _folded(response.episodes):
         first = episodes[0]
         sample = (str(first.sample),) if several else ()
         reason = " / ".join(dict.fromkeys(episode.reason for episode in episodes))
@@ -130,17 +128,17 @@ def _text(reason: str, numbers: Numbers) -> str:
 # --- folding ---------------------------------------------------------------------------------------------------------
 
 
-def _folded(values: Sequence[T], key: Callable[[T], Hashable]) -> list[Sequence[T]]:
-    """The values in order, in runs.
+def _folded(episodes: Sequence[admin_pb2.Episode]) -> list[Sequence[admin_pb2.Episode]]:
+    """The episodes in order, in runs of alternating ones (A, B, A, B, ...).
 
-    A run of more than one has at least four values of at most three keys, each at least twice.
+    A run of more than one has at least four episodes of at most three keys, each at least twice.
     """
-    keys = [key(value) for value in values]
-    runs: list[Sequence[T]] = []
+    keys = [_key(episode) for episode in episodes]
+    runs: list[Sequence[admin_pb2.Episode]] = []
     start = 0
-    while start < len(values):
+    while start < len(episodes):
         length = _run_length(keys[start:])
-        runs.append(values[start : start + length])
+        runs.append(episodes[start : start + length])
         start += length
     return runs
 

@@ -15,8 +15,8 @@ from scheduler_svc.core.request import Group, Request
 class SimulatedWorker:
     """One worker process; runs plans in order. Its output depends only on `tokens`.
 
-    `requests`: by id, with their groups, which show where a step branches. The engine with a cache, whose
-    contents decide the tokens, is `quire_tools.simulated_worker`.
+    `requests`: by id, with their groups, which show where a step branches. A worker with rows and a
+    cache, behind the workers' protocol: `quire_tools.simulated_worker`.
     """
 
     def __init__(self, tokens: TokenModel, requests: Mapping[str, Request]) -> None:
