@@ -128,7 +128,6 @@ class Simulation:
             self._wake()
         history.end_s = self._events.now
         history.num_repeated_results = self._link.num_repeated
-        history.num_epochs = self._link.epoch
         return history
 
     @property
