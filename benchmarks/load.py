@@ -12,17 +12,17 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from benchmarks import report
 from quire.local_stack.stack import LocalStack
 from quire_tools.bench import figures
-from quire_tools.bench.file_tokenizer import FileTokenizer, tokenizer_at
 from quire_tools.bench.measure import Record, summarise
 from quire_tools.bench.openai_target import OpenAITarget
 from quire_tools.bench.session import LoadPlan, Planner
@@ -47,6 +47,29 @@ def _kinds(name: str) -> list[WorkloadKind]:
 def _rate_of(kind: WorkloadKind, rate: float | None) -> float | None:
     spread = kind in {WorkloadKind.POISSON, WorkloadKind.SHARED_PREFIX}
     return (rate or _DEFAULT_RATE) if spread else None
+
+
+@dataclass(slots=True, frozen=True)
+class FileTokenizer:
+    """A `tokenizer.json`, used without adding special tokens."""
+
+    inner: Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text."""
+        return list(self.inner.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids."""
+        return str(self.inner.decode(ids))
+
+
+def tokenizer_at(path: Path) -> FileTokenizer:
+    """The tokenizer in a file or in a checkpoint's folder. Raises FileNotFoundError ("there is no ...")."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {file}")
+    return FileTokenizer(Tokenizer.from_file(str(file)))
 
 
 def main(

@@ -31,7 +31,6 @@ _SAMPLERS = {
     "100 %": {"OTEL_TRACES_SAMPLER": "parentbased_always_on"},
     "1 %": {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"},
 }
-_ILL = ("dead", "hung")
 _SIMULATED = {"simulated": ("--step-base-s", "0.02"), "free": ("--time-scale", "0")}
 _FLUSH_S = 1.5
 

@@ -70,6 +70,9 @@ class TableChange:
     gone: list[str]
 
 
+NO_CHANGE = TableChange(whole=False, changed={}, gone=[])
+
+
 @dataclass(frozen=True, slots=True)
 class LabStepTimes:
     """Times of a step, see admin.proto. `duration_ms` at the worker, from `started_ms`; 0 = unknown."""

@@ -110,7 +110,7 @@ def _snapshot(
         block_size=pools.block_size,
         pools=pools.pools,
         cached=list(cached),
-        requests=[_listed(request) for request in requests.requests],
+        requests=[listed(request) for request in requests.requests],
         reasons=[ReasonCount(count.queue, count.reason, count.num_requests) for count in requests.reasons],
         num_left_out=requests.num_left_out,
         tables=whole_tables,
@@ -127,7 +127,8 @@ def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[L
     return [*devices, *([LabPool(HOST, "", 0, blocks.cpu.total)] if blocks.cpu.total else [])]
 
 
-def _listed(request: pb.LiveRequest) -> Listed:
+def listed(request: pb.LiveRequest) -> Listed:
+    """Convert an unfinished request."""
     return Listed(
         id=request.id,
         request_id=request.request_id,

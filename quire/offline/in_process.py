@@ -26,10 +26,11 @@ from quire.client.sampling_params import AnyParams, PoolingParams, SamplingParam
 from quire.offline.in_process_adapters import InProcessAdapters
 from quire.offline.in_process_request import InProcessRequest
 from quire.offline.in_process_requests import InProcessRequests
-from quire.offline.in_process_steps import KeptSteps
 from quire.offline.llm_settings import named_as_in_python
+from quire.operators.admin import step_json
 from quire.scheduling import scheduler_settings
 from scheduler_svc.loop.settling import StepSettling
+from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.assembly import policy_of
@@ -39,11 +40,27 @@ from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common.clock import NS_PER_S, monotonic_ns
-from svc_common.errors import AlreadyExists, Internal, QuireError
+from svc_common.errors import AlreadyExists, FailedPrecondition, Internal, QuireError
 from svc_common.net import rpc
 from worker_svc.engine import Engine, Progress
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
+
+MAX_STEPS = 10_000
+
+
+class KeptSteps:
+    """The last MAX_STEPS steps, as `quire steps --json` writes them; none unless `is_on`. `observers`: those that keep them."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.observers = [StepLog(MAX_STEPS)] if is_on else []
+
+    def as_json(self, *, tables: bool) -> list[dict[str, Any]]:
+        """The steps kept, oldest first. Raises FailedPrecondition if steps are not kept."""
+        if not self.observers:
+            raise FailedPrecondition("the steps are not kept: start it as LLM(log_steps=True)", reason="STEPS_NOT_KEPT")
+        [log] = self.observers
+        return [step_json(report, tables=tables) for report in StepReader(log, 0, tables=tables).new()]
 
 
 class InProcessEngine:

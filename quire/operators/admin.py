@@ -3,14 +3,15 @@
 Used by `quire steps`, `quire blocks` and others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
+
+import grpc
 
 from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from quire.client.calls import ADMIN, typed_errors
 from quire.client.connections import Credentials, blocking_channel
-from quire.client.keyed_channel import KeyedChannel
 from svc_common.errors import DeadlineExceeded
 from svc_common.net import rpc
 
@@ -19,13 +20,39 @@ _LOAD_TIMEOUT_S = 120.0
 _NO_CREDENTIALS = Credentials()
 
 
+class _KeyedChannel:
+    """Adds metadata, such as an API key, to every call on `channel`; implements what stubs need of grpc.Channel."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]]) -> None:
+        self._channel = channel
+        self._metadata = tuple(metadata)
+
+    def close(self) -> None:
+        """See grpc.Channel."""
+        self._channel.close()
+
+    def unary_unary(self, *how: Any, **more: Any) -> Callable[..., Any]:
+        """See grpc.Channel."""
+        return self._keyed(self._channel.unary_unary(*how, **more))
+
+    def unary_stream(self, *how: Any, **more: Any) -> Callable[..., Any]:
+        """See grpc.Channel."""
+        return self._keyed(self._channel.unary_stream(*how, **more))
+
+    def _keyed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def keyed(request: Any, *, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
+            return call(request, metadata=(*metadata, *self._metadata), **options)
+
+        return keyed
+
+
 class AdminClient:
     """Blocking client of AdminService at a gateway's or scheduler's admin listener. Context manager."""
 
     def __init__(self, target: str, *, credentials: Credentials = _NO_CREDENTIALS) -> None:
         self.target = target
         make = blocking_channel(credentials, [("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)])
-        self._channel = KeyedChannel(make(target), credentials.metadata())
+        self._channel = _KeyedChannel(make(target), credentials.metadata())
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -1,40 +1,19 @@
 """A request's timeline as JSON values and as text: where its time went, and why. Used by `quire why`."""
 
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from protos.inference.v1 import admin_pb2
-from quire.folding import folded
+from quire.operators.reason_texts import PAST, Numbers, behind
 
 _NS_PER_MS = 1e6
-_TEXTS = {
-    "ARRIVED": "it arrived during a step",
-    "NO_WORKER": "no worker could run steps: {why}",
-    "NEED_BLOCKS": "{need} blocks needed, {free} free, {watermark} kept free",
-    "TOKEN_BUDGET": "the step's budget of {budget} tokens was used up",
-    "MAX_SEQS": "{running} sequences ran, {limit} are allowed",
-    "LORA_SLOTS": "adapter {adapter} would be one more than the {limit} that may run at a time",
-    "DELAY": "prompts waited for others, to run together ({delay_s:.3f} s)",
-    "BATCH_UNDER_WAY": "a static batch admits no request while it runs",
-    "STEP_PREEMPTS": "the step had to preempt others",
-    "SWAPPED_FIRST": "{swapped} swapped requests return before new ones start",
-    "RESERVED": "with it, running requests are forecast to need {need} of {capacity} blocks",
-    "OUTRANKED": "a request of higher priority starts before it returns",
-    "PREFILL_FIRST": "the step ran prompts only",
-    "DECODE_FIRST": "the step ran decodes only",
-    "RESULT_PENDING": "its step from before the preemption was in flight",
-    "MAKES_WAY": "all made way for a request that could not proceed",
-    "PREFIX_AFFINITY": "rank {rank} has {known} of its tokens cached; it had {tasks} tasks, the least busy rank {least}",
-    "MADE_ROOM": "{preempted} others were preempted for it",
-    "PREEMPTED recompute": "preempted for {by}: {lost_tokens} tokens to recompute",
-    "PREEMPTED swap": "preempted for {by}: {blocks} blocks copied to the host",
-    "PREEMPTED": "preempted ({mode})",
-    "WORKER_LOST": "its worker was lost; it is recomputed",
-    "RUNNING": "it ran",
-}
+_MOST_KINDS = 3
+_FEWEST_OF_A_KIND = 2
+_FEWEST_IN_A_RUN = 4
 
 
 def why_json(response: admin_pb2.ExplainRequestResponse) -> dict[str, Any]:
@@ -53,7 +32,7 @@ def why_table(response: admin_pb2.ExplainRequestResponse) -> Table:
     table = Table(title=f"request {response.id}", title_justify="left")
     for name in (*(("sample",) if several else ()), "steps", "ms", "queue", "reason", "because"):
         table.add_column(name, justify="right" if name in ("steps", "ms") else "left", overflow="fold")
-    for episodes in folded(response.episodes, _key):
+    for episodes in _folded(response.episodes):
         first = episodes[0]
         sample = (str(first.sample),) if several else ()
         reason = " / ".join(dict.fromkeys(episode.reason for episode in episodes))
@@ -135,12 +114,43 @@ def _because(episode: admin_pb2.Episode) -> str:
     return f"{text}; {needs} would have let it in" if needs else text
 
 
-def _text(reason: str, numbers: dict[str, Any]) -> str:
+def _text(reason: str, numbers: Numbers) -> str:
     """Text of a reason; the bare numbers if it has none. BEHIND is explained by the reason of the head."""
-    if reason == "BEHIND" and "head" in numbers:
-        others = {name: value for name, value in numbers.items() if name not in ("head", "head_reason")}
-        return f"behind {numbers['head']}: {_text(str(numbers['head_reason']), others)}"
+    if (found := behind(reason, numbers)) is not None:
+        head, head_reason, rest = found
+        return f"behind {head}: {_text(head_reason, rest)}"
     for key in (f"{reason} {numbers.get('mode')}", reason):
         with contextlib.suppress(KeyError):
-            return _TEXTS[key].format(**numbers)
+            return PAST[key].format(**numbers)
     return ", ".join(f"{name} {value}" for name, value in numbers.items()) or reason
+
+
+# --- folding ---------------------------------------------------------------------------------------------------------
+
+
+def _folded(episodes: Sequence[admin_pb2.Episode]) -> list[Sequence[admin_pb2.Episode]]:
+    """The episodes in order, in runs of alternating ones (A, B, A, B, ...).
+
+    A run of more than one has at least four episodes of at most three keys, each at least twice.
+    """
+    keys = [_key(episode) for episode in episodes]
+    runs: list[Sequence[admin_pb2.Episode]] = []
+    start = 0
+    while start < len(episodes):
+        length = _run_length(keys[start:])
+        runs.append(episodes[start : start + length])
+        start += length
+    return runs
+
+
+def _run_length(keys: Sequence[Hashable]) -> int:
+    """Length of the longest run that starts at the first key."""
+    counts: Counter[Hashable] = Counter()
+    longest = 1
+    for number, key in enumerate(keys, 1):
+        counts[key] += 1
+        if len(counts) > _MOST_KINDS:
+            break
+        if number >= _FEWEST_IN_A_RUN and min(counts.values()) >= _FEWEST_OF_A_KIND:
+            longest = number
+    return longest

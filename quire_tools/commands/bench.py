@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,6 @@ from quire_tools.bench import dataset as files
 from quire_tools.bench import figures
 from quire_tools.bench.measure import summarise
 from quire_tools.bench.provenance import provenance
-from quire_tools.bench.served_tokenizer import ServedTokenizer
 from quire_tools.bench.session import LoadPlan, Planner
 from quire_tools.bench.targets import GrpcTarget, LoadTarget
 from quire_tools.bench.workloads import Length, LoadShape, Tokenizer, WorkloadKind, plan
@@ -238,7 +237,7 @@ def _tokenizer(
     client = held.enter_context(Client(address, credentials=credentials))
     if not client.models():
         raise FailedPrecondition(f"no model is loaded yet behind {address}; try again when its worker is ready")
-    return ServedTokenizer(client, model)
+    return _ServedTokenizer(client, model)
 
 
 def _planner(dataset: str, tokenizer: Tokenizer | None) -> Planner:
@@ -253,3 +252,19 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
         typer.echo(json.dumps({**provenance(), **result}, indent=2))
         return
     figures.print_percentiles(result["summary"], Console())
+
+
+@dataclass(slots=True, frozen=True)
+class _ServedTokenizer:
+    """The tokenizer of a model that a gateway serves, for prompts of exact lengths; needs no files on this machine."""
+
+    client: Client
+    model: str = ""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text, including the special ones that the tokenizer adds."""
+        return self.client.tokenize(text, self.model)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of the ids."""
+        return self.client.detokenize(ids, self.model)

@@ -1,13 +1,14 @@
 """The state of a replayed core right after each step, in the form of the lab's page."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from block_manager.ledger import Ledger
 from gateway_svc.lab.source import (
     MAX_LISTED,
+    NO_CHANGE,
     LabPool,
     LabShare,
     LabSnapshot,
@@ -15,7 +16,6 @@ from gateway_svc.lab.source import (
     Listed,
     ReasonCount,
     Step,
-    TableChange,
 )
 from gateway_svc.lab.translation import DEVICE, HOST
 from quire_tools.reasons_now import ReasonsNow
@@ -25,17 +25,15 @@ from scheduler_svc.core.scheduler import Scheduler
 
 _MS_PER_S = 1e3
 NO_RESULT = "the recording ends before its result"
-Change = Callable[[Step], Step]
-_NO_CHANGE = TableChange(whole=False, changed={}, gone=[])
 
 
-def planned(plan: StepPlan, at_s: float, core: Scheduler, reasons: ReasonsNow) -> Step:
-    """A step right after schedule(), without tables; NO_RESULT until `returned`."""
+def planned(plan: StepPlan, at_s: float, policy: str) -> Step:
+    """A step right after schedule(), without tables and snapshot; NO_RESULT until `returned`."""
     at_ms = at_s * _MS_PER_S
     return Step(
         step=plan.step,
         lane=plan.lane,
-        policy=core.policy,
+        policy=policy,
         shares=shares(plan.scheduled),
         swap_in=list(plan.swap_in),
         swap_out=list(plan.swap_out),
@@ -47,8 +45,7 @@ def planned(plan: StepPlan, at_s: float, core: Scheduler, reasons: ReasonsNow) -
         computed_tokens=plan.num_tokens,
         error=NO_RESULT,
         times=LabStepTimes(planned_ms=at_ms, finished_ms=at_ms),
-        tables=_NO_CHANGE,
-        snapshot=_snapshot(plan.step, core, reasons),
+        tables=NO_CHANGE,
     )
 
 
@@ -89,7 +86,8 @@ def _share(request_id: str, entries: list[ScheduledSequence]) -> LabShare:
 # --- what is held --------------------------------------------------------------------------------------------------------
 
 
-def _snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> LabSnapshot:
+def snapshot(step: int, core: Scheduler, reasons: ReasonsNow) -> LabSnapshot:
+    """The state right after the plan of `step`."""
     requests = sorted(core.state.requests.values(), key=lambda request: request.arrival_time)
     rows = [listed(request, reasons) for request in requests]
     counts = Counter((item.queue, item.reason) for item in rows)

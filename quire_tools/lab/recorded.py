@@ -2,16 +2,24 @@
 
 import asyncio
 import bisect
+from collections.abc import Iterator
+from dataclasses import replace
 from operator import attrgetter
 
 from gateway_svc.lab.source import RECORDING, About, LabEpisode, Step, Tell, Why
-from quire_tools.lab.course import RecordingIndex
-from quire_tools.lab.reading import RunningReplay
+from gateway_svc.lab.tables import TableChanges, Tables
+from quire_tools.lab import moments
+from quire_tools.lab.course import RecordingIndex, ReplayStart
+from quire_tools.lab.running import RunningReplay
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe import timelines
+from scheduler_svc.observe.recording.events import Event
 from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import ConfigError, NotFound
 from svc_common.version import VERSION
 
+_MOST_KEPT = 400
+_NEAR = 100
 _MS_PER_S = 1e3
 
 
@@ -21,7 +29,7 @@ class RecordedLabSource:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._course = RecordingIndex(recording)
-        self._reading: RunningReplay | None = None
+        self._reading: _SteppedReplay | None = None
         self._one_at_a_time = asyncio.Lock()
         _check(recording, self._course)
 
@@ -54,8 +62,63 @@ class RecordedLabSource:
         since = max(since, first)
         if self._reading is None or not self._reading.can_go_on(since):
             place = bisect.bisect_right(self._course.starts, since, key=attrgetter("first_step"))
-            self._reading = RunningReplay(self._recording, self._course.starts[max(0, place - 1)], since)
+            self._reading = _SteppedReplay(self._recording, self._course.starts[max(0, place - 1)], since)
         return self._reading.read(since, limit)
+
+
+class _SteppedReplay(RunningReplay):
+    """A replay from the segment of `start`, kept for further reads. Owns the steps that it saw from `since` on."""
+
+    def __init__(self, recording: Recording, start: ReplayStart, since: int) -> None:
+        super().__init__(start.reasons.copy())
+        self._steps: dict[int, tuple[Step, Tables]] = {}
+        self._since = self._next = since
+        self._rest: Iterator[Event] = self.replayer.run(recording.segments(start.segment), until_step=since)
+
+    def can_go_on(self, since: int) -> bool:
+        """True if step `since` is among those kept, or just ahead."""
+        return self._since <= since <= self._next + _NEAR
+
+    def read(self, since: int, limit: int) -> list[Step]:
+        """Up to `limit` steps from `since` on, oldest first; the first has complete tables."""
+        while self._num_done(since) < limit and (event := next(self._rest, None)) is not None:
+            self.replayer.go_on(iter((event,)))
+        wanted = sorted(step for step in self._steps if step >= since)[:limit]
+        changes = TableChanges()
+        found = [replace(step, tables=changes.to(tables)) for step, tables in map(self._steps.__getitem__, wanted)]
+        self._next = max(self._next, wanted[-1] + 1) if wanted else self._next
+        self._drop_old()
+        return found
+
+    def _num_done(self, since: int) -> int:
+        first_open = min(self.in_flight, default=None)
+        return sum(step >= since and (first_open is None or step < first_open) for step in self._steps)
+
+    def _drop_old(self) -> None:
+        for step in sorted(self._steps)[:-_MOST_KEPT]:
+            del self._steps[step]
+            self._since = step + 1
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def planned(self, plan: StepPlan, at: float) -> None:
+        """See `Watcher`; of steps before `since` only the reasons are kept."""
+        if plan.step < self._since:
+            self.reasons.observe(plan)
+        else:
+            super().planned(plan, at)
+
+    def opened(self, step: Step) -> Step:
+        """Keep the step with its snapshot and tables."""
+        assert self.core is not None
+        step = replace(step, snapshot=moments.snapshot(step.step, self.core, self.reasons))
+        self._steps[step.step] = step, self.core.block_tables()
+        return step
+
+    def done(self, step: Step) -> None:
+        """Put the completed step in the place of the open one."""
+        if step.step in self._steps:
+            self._steps[step.step] = step, self._steps[step.step][1]
 
 
 def _check(recording: Recording, course: RecordingIndex) -> None:

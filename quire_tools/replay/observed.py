@@ -51,7 +51,6 @@ class Observed:
     samples: list[tuple[StepShape, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     overheads: list[float] = field(default_factory=list)
-    num_lost_workers: int = 0
     _recorder: Recorder | None = None
     _block_size: int = 1
     _under_way: dict[int, _UnderWay] = field(default_factory=dict)
@@ -155,4 +154,3 @@ class Observed:
             del self._under_way[step]
         self._free_at.clear()
         self._result_at = None
-        self.num_lost_workers += 1

@@ -120,7 +120,6 @@ class SimulationHistory:
     start_s: float = 0.0
     end_s: float = 0.0
     num_repeated_results: int = 0
-    num_epochs: int = 1
     has_stalled: bool = False
 
     def figures(self) -> Figures:

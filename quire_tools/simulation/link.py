@@ -51,7 +51,6 @@ class SimulatedStream(Protocol):
     """A simulation's stream to its worker. `num_repeated`: number of results received again."""
 
     num_repeated: int
-    epoch: int
 
     @property
     def is_open(self) -> bool:
@@ -84,8 +83,8 @@ class _Process:
 
 
 class Link:
-    """Owner of the stream, the epoch and the process. `new_worker` makes a worker's rows and memory: one for
-    all lanes, or one for each (`worker_per_lane`), which fail together."""
+    """Owner of the stream, the epoch and the process. `new_worker` makes a worker: one for all lanes, or
+    one for each (`worker_per_lane`), which fail together."""
 
     def __init__(
         self,
@@ -101,7 +100,6 @@ class Link:
         worker_per_lane: bool,
     ) -> None:
         self.num_repeated = 0
-        self.epoch = 1
         self._events = events
         self._scheduling = scheduling
         self._new_worker = new_worker
@@ -136,7 +134,7 @@ class Link:
     @property
     def num_rows(self) -> int:
         """Number of sequences that the workers hold."""
-        return sum(len(worker.rows) for worker in self._process.workers.values())
+        return sum(worker.num_rows for worker in self._process.workers.values())
 
     def send(self, plan: StepPlan) -> None:
         """Send a plan; also one without work, which may remove rows."""
@@ -262,7 +260,6 @@ class Link:
         self._scheduling.on_resumed()
 
     def _begin_epoch(self) -> None:
-        self.epoch += 1
         self._unanswered.clear()
         self._last_id = 0
         self._open()

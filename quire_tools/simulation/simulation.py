@@ -99,7 +99,7 @@ class Simulation:
         self._max_under_way = max_under_way
         self._requests: dict[str, Request] = dict(core.state.requests)
         self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
-        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests, complain=complain))
+        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests))
         self._link: SimulatedStream = (connect or Link)(
             self._events,
             self,
@@ -128,7 +128,6 @@ class Simulation:
             self._wake()
         history.end_s = self._events.now
         history.num_repeated_results = self._link.num_repeated
-        history.num_epochs = self._link.epoch
         return history
 
     @property

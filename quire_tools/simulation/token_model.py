@@ -5,7 +5,7 @@ detected.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 EOS = 0
@@ -77,17 +77,3 @@ class PseudoTokens:
         if key is None:
             key = self._keys[request_id] = mix(self._seed, zlib.crc32(request_id.encode()))
         return key
-
-
-class ListedTokens(PseudoTokens):
-    """Given output tokens by request and sequence index, as in a recording. Behind the end of a list: EOS."""
-
-    def __init__(self, tokens: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        super().__init__()
-        self._tokens = tokens
-
-    def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
-        """See `TokenModel`; `choice` k of the first sequence is the start of sequence k."""
-        streams = self._tokens[request_id]
-        stream = streams[choice or index] if (choice or index) < len(streams) else ()
-        return stream[offset] if offset < len(stream) else EOS

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gateway_svc.lab import translation
+from gateway_svc.lab.source import Listed
 from protos.inference.v1 import admin_pb2
 from quire_tools.top.steps import StepFigures
 from quire_tools.top.words import sentence
 
 WAITING_QUEUES = ("waiting", "swapped")
-_NS_PER_S = 1e9
+_NS_PER_MS, _MS_PER_S = 1e6, 1e3
 _NUM_REMEMBERED = 2_000
 
 
@@ -168,7 +170,8 @@ class PrefixTally:
 def numbers_of(answers: Answers, steps: StepFigures, prefixes: Prefixes, policy: str) -> TopNumbers:
     """Combine answers and figures to TopNumbers."""
     load = answers.load
-    rows = tuple(_row(request, answers.at_ns) for request in answers.requests.requests)
+    now_ms = answers.at_ns / _NS_PER_MS
+    rows = tuple(row_of(translation.listed(request), now_ms) for request in answers.requests.requests)
     return TopNumbers(
         at_ns=answers.at_ns,
         serving=load.serving,
@@ -199,11 +202,6 @@ def numbers_json(numbers: TopNumbers) -> dict[str, Any]:
     values = asdict(numbers)
     values["prefixes"]["hit_rate"] = numbers.prefixes.hit_rate
     return values
-
-
-def numbers_dict(numbers: Iterable[admin_pb2.Number]) -> dict[str, Any]:
-    """Numbers by name."""
-    return {number.name: getattr(number, str(number.WhichOneof("value"))) for number in numbers}
 
 
 def waits_of(counts: Iterable[tuple[str, str, int]], rows: Iterable[RequestRow]) -> tuple[WaitNumbers, ...]:
@@ -237,26 +235,27 @@ def _worker(worker: admin_pb2.Worker) -> WorkerRow:
     )
 
 
-def _row(request: admin_pb2.LiveRequest, now_ns: int) -> RequestRow:
-    started_ns = request.started_ns if request.HasField("started_ns") else now_ns
+def row_of(request: Listed, now_ms: float) -> RequestRow:
+    """The row of a request at `now_ms` on its source's clock."""
+    started_ms = now_ms if request.started_ms is None else request.started_ms
     return RequestRow(
         id=request.id,
         request_id=request.request_id,
         tenant=request.tenant,
         queue=request.queue,
         reason=request.reason,
-        numbers=numbers_dict(request.numbers),
+        numbers=request.numbers,
         priority=request.priority,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.output_tokens,
         cached_prompt_tokens=request.cached_prompt_tokens,
         num_choices=request.num_choices,
         num_preemptions=request.num_preemptions,
-        age_s=_seconds(request.arrived_ns, now_ns),
-        waited_s=_seconds(request.arrived_ns, started_ns),
+        age_s=_seconds(request.arrived_ms, now_ms),
+        waited_s=_seconds(request.arrived_ms, started_ms),
     )
 
 
-def _seconds(from_ns: int, to_ns: int) -> float:
+def _seconds(from_ms: float, to_ms: float) -> float:
     """Seconds from one time to the other, at least 0 even if the clocks of two machines differ."""
-    return round(max(0, to_ns - from_ns) / _NS_PER_S, 3)
+    return round(max(0.0, to_ms - from_ms) / _MS_PER_S, 3)

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gateway_svc.lab import translation
+from gateway_svc.lab.source import NO_CHANGE, Step
 from protos.inference.v1 import admin_pb2
 from svc_common.percentiles import percentiles
 
@@ -21,12 +23,12 @@ _MOST_ROWS, _LEAST_STEPS, _USUAL_ROWS = 2_000, 8, 16
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """What is kept of one step. `parts_ns`: in the order of PARTS. `num_skipped`: unread steps before it."""
+    """What is kept of one step. `parts_ms`: in the order of PARTS. `num_skipped`: unread steps before it."""
 
     step: int
     finished_ns: int
-    duration_ns: int
-    parts_ns: tuple[int, ...]
+    duration_ms: float
+    parts_ms: tuple[float, ...]
     num_requests: int
     prompt_tokens: int
     output_tokens: int
@@ -36,21 +38,21 @@ class StepSample:
     num_skipped: int = 0
 
     @classmethod
-    def of(cls, report: admin_pb2.StepReport, *, num_skipped: int = 0) -> "StepSample":
-        """The sample of a report."""
-        times, at_worker = report.times, report.duration_ns
-        known = (times.cache_ns, times.prepare_ns, times.model_ns, times.sample_ns)
+    def of(cls, step: Step, *, num_skipped: int = 0) -> "StepSample":
+        """The sample of a completed step, live or recorded."""
+        times, at_worker = step.times, step.times.duration_ms
+        known = (times.cache_ms, times.prepare_ms, times.model_ms, times.sample_ms)
         return cls(
-            step=report.step,
-            finished_ns=times.finished_ns,
-            duration_ns=at_worker,
-            parts_ns=(times.schedule_ns, times.queued_ns, *known, max(0, at_worker - sum(known))),
-            num_requests=len(report.scheduled),
-            prompt_tokens=sum(group.tokens for group in report.scheduled if group.prefill),
-            output_tokens=sum(len(item.tokens) for item in report.sampled),
-            num_preempted=len(report.preempted),
-            num_moved=len(report.swap_in) + len(report.swap_out) + len(report.copy),
-            failed=bool(report.error),
+            step=step.step,
+            finished_ns=round(times.finished_ms * _NS_PER_MS),
+            duration_ms=at_worker,
+            parts_ms=(times.schedule_ms, times.queued_ms, *known, max(0.0, at_worker - sum(known))),
+            num_requests=len(step.shares),
+            prompt_tokens=sum(share.tokens for share in step.shares if share.prefill),
+            output_tokens=sum(step.sampled.values()),
+            num_preempted=len(step.preempted),
+            num_moved=len(step.swap_in) + len(step.swap_out) + len(step.copy),
+            failed=bool(step.error),
             num_skipped=num_skipped,
         )
 
@@ -108,13 +110,13 @@ class StepWindow:
                 self._samples.clear()
                 last = 0
             skipped = max(0, since - last - 1) if last else 0
-            self.add(StepSample.of(report, num_skipped=skipped), report.policy)
+            self.add(translation.step(report, NO_CHANGE, None), num_skipped=skipped)
             since = report.step + 1
 
-    def add(self, sample: StepSample, policy: str) -> None:
-        """Add the next step."""
-        self._samples.append(sample)
-        self.policy = policy
+    def add(self, step: Step, *, num_skipped: int = 0) -> None:
+        """Add the next step; `num_skipped`: steps before it that were not read."""
+        self._samples.append(StepSample.of(step, num_skipped=num_skipped))
+        self.policy = step.policy
 
     def forget(self) -> None:
         """Reset, before steps of another scheduler."""
@@ -123,7 +125,7 @@ class StepWindow:
     def figures(self, now_ns: int) -> StepFigures:
         """The statistics at Unix time `now_ns`."""
         samples = list(self._samples)
-        durations = [round(sample.duration_ns / _NS_PER_MS, 4) for sample in samples if not sample.failed]
+        durations = [round(sample.duration_ms, 4) for sample in samples if not sample.failed]
         spread = percentiles(durations, observed=True)
         rates = _Rates.of(samples, now_ns)
         return StepFigures(
@@ -167,6 +169,6 @@ class _Rates:
 
 
 def _shares(samples: Sequence[StepSample]) -> dict[str, float]:
-    sums = [sum(sample.parts_ns[i] for sample in samples) for i in range(len(PARTS))]
+    sums = [sum(sample.parts_ms[i] for sample in samples) for i in range(len(PARTS))]
     whole = sum(sums)
     return {part: value / whole if whole else 0.0 for part, value in zip(PARTS, sums, strict=True)}

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from quire_tools.simulation.batch_queue import BatchQueue
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
+from tests.batch_queue import BatchQueue
 from tests.core.builders import next_token
 
 Model = Callable[[str, int], int]

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from quire_tools.simulation.batch_queue import BatchQueue
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
+from tests.batch_queue import BatchQueue
 from tests.golden.forms_vllm import check_v1
 from tests.golden.scenario import Scenario
 

@@ -11,7 +11,7 @@ import pytest
 from quire import LLM, ChatOptions, Client, PoolingParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from quire.offline.in_process_steps import KeptSteps
+from quire.offline.in_process import KeptSteps
 from svc_common.errors import (
     AlreadyExists,
     ConfigError,

@@ -6,17 +6,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from quire_tools.simulation.arrivals import Arrival
-from quire_tools.simulation.block_memory import BlockMemory, UncountedMemory
 from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import TokenModel
-from quire_tools.simulation.worker import SimulatedWorker
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from tests.core.random_policies import Setting
 from tests.simulation.checker import Promise, Streams, judge
+from tests.simulation.checking_worker import BlockMemory, CheckingWorker, UncountedMemory
 from tests.simulation.scenarios import Scenario, undisturbed
 from tests.simulation.transcript import Complained, Fact, Got, Left, LostWorker, Planned, Transcript
 
@@ -93,9 +92,9 @@ def what_is_left(core: Scheduler, history: SimulationHistory, num_rows: int) -> 
 
 def _worker(
     setting: Setting, tokens: TokenModel, requests: dict[str, Request], complain: Callable[[str], None]
-) -> SimulatedWorker:
+) -> CheckingWorker:
     spec, limits = setting.spec, setting.limits
-    return SimulatedWorker(
+    return CheckingWorker(
         tokens,
         requests,
         UncountedMemory() if spec.cache == "none" else BlockMemory(limits.block_size),

@@ -1,5 +1,6 @@
 """The simulation itself: its times follow from the cost model, nothing else; it starts from any core; its figures add up."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from quire_tools.simulation.cost_model import CostModel
 from quire_tools.simulation.faults import Faults
 from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
-from quire_tools.simulation.token_model import EOS, ListedTokens, PseudoTokens
+from quire_tools.simulation.token_model import EOS, PseudoTokens
 from quire_tools.simulation.workloads import WORKLOADS
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
@@ -19,6 +20,20 @@ from scheduler_svc.core.scheduler import Scheduler
 
 COST = CostModel(base_s=1.0, schedule_s=0.25, wire_s=0.125)
 LIMITS = CoreLimits(block_size=4, num_gpu_blocks=65, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+
+
+class ListedTokens(PseudoTokens):
+    """Given output tokens by request and sequence index. Behind the end of a list: EOS."""
+
+    def __init__(self, tokens: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def token(self, request_id: str, index: int, offset: int, choice: int = 0) -> int:
+        """See `TokenModel`; `choice` k of the first sequence is the start of sequence k."""
+        streams = self._tokens[request_id]
+        stream = streams[choice or index] if (choice or index) < len(streams) else ()
+        return stream[offset] if offset < len(stream) else EOS
 
 
 def core_of(policy: str = "vllm-v1", **limits: int) -> Scheduler:

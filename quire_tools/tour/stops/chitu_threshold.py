@@ -1,19 +1,29 @@
 """The stop `chitu-threshold`: Chitu's limit on blocks for prompts, halved at each eviction and restored at once."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from quire_tools.tour import arrivals, pictures, replays, step_facts
+from quire.operators.admin import AdminClient
+from quire.operators.recordings import Fetch, written
+from quire_tools.replay.quiet_watcher import QuietWatcher
+from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.plots import Plot, Series
 from quire_tools.tour.scenario import Observation, observed, request, tiny_worker
 from quire_tools.tour.screen import Check, Number, declared
 from quire_tools.tour.stage import Stage
+from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.recording.replay import Replayer
+from svc_common.errors import Internal
 
 _NAMES = "ABCDEFGH"
 _PROMPT_TOKENS, _NUM_BLOCKS = 32, 27
@@ -23,6 +33,42 @@ _OPTIONS: dict[str, Any] = {
     "policy_set": ("max_reqs=7",),
     "worker_args": tiny_worker(256, _NUM_BLOCKS),
 }
+
+
+@dataclass(slots=True)
+class _Views(QuietWatcher):
+    """A replay watcher that keeps the core's view after each plan. `by_step`: of non-empty steps."""
+
+    by_step: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    _core: Scheduler | None = None
+
+    def began(self, core: Scheduler) -> None:
+        """Use this core from now on."""
+        self._core = core
+
+    def planned(self, plan: StepPlan, at: float) -> None:
+        """Keep the core's view."""
+        assert self._core is not None
+        if not plan.is_empty:
+            self.by_step[plan.step] = self._core.view()
+
+
+def _views(admin: AdminClient) -> dict[int, Mapping[str, Any]]:
+    """Views of the core's parts right after each schedule(), by step.
+
+    Raises Internal if the replay differs from the recording.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tour.rec"
+        with written(path) as writer:
+            fetch = Fetch(admin, writer, lambda progress: None)
+            fetch.held()
+            fetch.finish()
+        replayer = Replayer(watched := _Views())
+        list(replayer.run(Recording(path).segments()))
+    if not replayer.report.identical:
+        raise Internal(f"the recording was replayed otherwise: {replayer.report.first_difference}")
+    return watched.by_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +109,7 @@ def _observe(stage: Stage) -> ThresholdRun:
     with stage.stack(**_OPTIONS) as stack:
         requests = [request(name, _PROMPT_TOKENS, num_output) for name, num_output in OUTPUT_TOKENS.items()]
         seen = observed(stack, arrivals.one_by_one(stack, requests), why=True)
-        views = replays.views(stack.admin)
+        views = _views(stack.admin)
     return ThresholdRun(seen, [views[step["step"]]["threshold"] for step in seen.steps])
 
 

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from protos.inference.v1 import admin_pb2 as pb
+from quire.operators.reason_texts import NOW
 from quire_tools.reasons_now import BEFORE
 from quire_tools.top.numbers import PrefixTally, numbers_json
 from quire_tools.top.steps import PARTS, StepWindow
-from quire_tools.top.words import WORDS, reason_text, sentence, short_id
+from quire_tools.top.words import reason_text, sentence, short_id
 from scheduler_svc.core.reasons import Reason
 from svc_common.percentiles import percentiles
 from tests.quire.top.answers import MS, NOW_NS, busy, request, step
@@ -91,10 +92,10 @@ def test_failed_steps_are_counted_and_not_timed() -> None:
 
 def test_every_reason_has_words() -> None:
     """design.md 4, Explain: none is told by its code alone."""
-    assert set(WORDS) == set(Reason)
-    assert len(set(WORDS.values())) == len(WORDS)
+    assert set(NOW) == set(Reason)
+    assert len(set(NOW.values())) == len(NOW)
     for reason in Reason:
-        assert sentence(reason.value, {}).startswith(WORDS[reason])
+        assert sentence(reason.value, {}).startswith(NOW[reason])
 
 
 def test_words_have_the_numbers_and_the_keys() -> None:
