@@ -15,13 +15,13 @@ from tests.repo.tree import ROOT
 # No figure may rise above this. Where the aim, the second number, is not reached, lower the first whenever it can be lowered.
 LIMITS = {
     "folders_over_20_files": (0, 0),
-    "files_under_60_lines": (141, 100),
+    "files_under_60_lines": (136, 100),
     "repeated_class_names": (0, 0),
-    "pronouns": (78, 19),
+    "pronouns": (19, 19),
     "dead_pointers": (208, 0),
-    "requirement_numbers_in_product": (119, 0),
-    "upward_imports": (33, 0),
-    "product_lines": (74_900, 55_000),
+    "requirement_numbers_in_product": (98, 0),
+    "upward_imports": (32, 0),
+    "product_lines": (74_400, 55_000),
     "serving_lines": (58_300, 45_000),
 }
 
