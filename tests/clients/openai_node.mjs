@@ -1,4 +1,4 @@
-// OpenAI's own package for Node, unchanged, against a running Quire (api.md, HTTP bridge). Run by tests/e2e/test_node.py:
+// OpenAI's own package for Node, unchanged, against a running Quire. Run by tests/e2e/test_node.py:
 //
 // node --test openai_node.mjs      with QUIRE_URL=http://HOST:PORT/v1
 

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling (seeds-spec.md section 9): plan k+1 is made before result k is known."""
+"""Asynchronous scheduling: plan k+1 is made before result k is known."""
 
 import hypothesis.strategies as st
 import pytest
@@ -214,7 +214,7 @@ def test_a_forced_reset_restarts_all_and_loses_no_token(preset: str, num_steps: 
 
 
 def test_a_lost_worker_leaves_nothing_under_way() -> None:
-    """R154, design.md 8: placeholders and plans under way are gone; tokens that had come stay."""
+    """R154: placeholders and plans under way are gone; tokens that had come stay."""
     core = build("vllm-v1-async")
     core.add(make_request("a", 6, max_tokens=5))
     loop = Loop(core)

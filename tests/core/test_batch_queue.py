@@ -1,4 +1,4 @@
-"""The batch queue: several plans under way, results in order, aborts in between (seeds-spec.md section 9)."""
+"""The batch queue: several plans under way, results in order, aborts in between."""
 
 import ast
 from pathlib import Path

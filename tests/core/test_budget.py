@@ -1,4 +1,4 @@
-"""What one step may take (seeds-spec.md 4.2)."""
+"""What one step may take."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Equal decisions with the fast path off and on (design.md 4): the same random life, lived twice, gives the same transcript."""
+"""Equal decisions with the fast path off and on: the same random life, lived twice, gives the same transcript."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Requests, groups and sequences (seeds-spec.md 3)."""
+"""Requests, groups and sequences."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Recompute of groups with several live sequences (design.md 4 "Groups"), when it takes more tokens than a step has."""
+"""Recompute of groups with several live sequences, when it takes more tokens than a step has."""
 
 import pytest
 

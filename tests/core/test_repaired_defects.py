@@ -1,4 +1,4 @@
-"""Defects of the references that are not built here (seeds-spec.md sections 14 and 16), each as small as it can be."""
+"""Defects of the references that are not built here, each as small as it can be."""
 
 from typing import Any
 

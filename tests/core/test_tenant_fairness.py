@@ -1,4 +1,4 @@
-"""Fairness between tenants (`tenant_fairness`): turns by tokens served; nothing else changes (design.md 4)."""
+"""Fairness between tenants (`tenant_fairness`): turns by tokens served; nothing else changes."""
 
 import random
 from dataclasses import replace

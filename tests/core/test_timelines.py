@@ -1,4 +1,4 @@
-"""Timelines: every moment of a request has its reason, and it is where the timeline says (design.md 4, Explain)."""
+"""Timelines: every moment of a request has its reason, and it is where the timeline says."""
 
 import itertools
 import random
@@ -72,7 +72,7 @@ def queue_at(episodes: list[WaitEpisode], step: int) -> list[str]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_timeline_says_where_its_request_stood_at_every_step(policy: str) -> None:
-    """design.md 4: no step of a request is unexplained or explained twice, whatever happens to it."""
+    """No step of a request is unexplained or explained twice, whatever happens to it."""
     num_checked = 0
     for life in lives(policy, range(12)):
         for (request_id, sample), stood in life.places.items():
@@ -85,7 +85,7 @@ def test_a_timeline_says_where_its_request_stood_at_every_step(policy: str) -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_episodes_follow_each_other_without_gaps(policy: str) -> None:
-    """design.md 4: the end of one reason is the beginning of the next, in steps and in time."""
+    """The end of one reason is the beginning of the next, in steps and in time."""
     for life in lives(policy, range(100, 104)):
         for request_id, sample in life.places:
             episodes = [e for e in life.timelines.episodes(request_id) if e.sample == sample]
@@ -161,7 +161,7 @@ class Run:
 def test_the_head_says_what_it_lacks_and_those_behind_it_that_they_are_behind(
     policy: str, limits: dict[str, int], reason: Reason | None, numbers: dict[str, int]
 ) -> None:
-    """design.md 4: reason code and numbers for the head, one event for all behind it."""
+    """Reason code and numbers for the head, one event for all behind it."""
     run = Run(core_with(policy, **limits), [request("a", 20), request("b", 20), request("c", 20)])
     run.step()
     if reason is None:
@@ -182,7 +182,7 @@ def test_nobody_joins_a_static_batch() -> None:
 
 
 def test_a_victim_names_for_whom_it_left_and_what_it_lost() -> None:
-    """R130, design.md 4: PREEMPTED by=… mode=recompute lost_tokens=…."""
+    """R130: PREEMPTED by=… mode=recompute lost_tokens=…."""
     run = Run(core_with(num_gpu_blocks=7), [request("a", 11), request("b", 11)])
     for _ in range(5):
         run.step()
@@ -202,7 +202,7 @@ def test_an_adapter_too_many_is_passed_over() -> None:
 
 
 def test_what_leaves_the_log_is_kept_of_those_that_live() -> None:
-    """design.md 4: a live request's timeline goes back to its arrival, however much happened to others since."""
+    """A live request's timeline goes back to its arrival, however much happened to others since."""
     num_checked = 0
     for life in lives("vllm-v1", range(200, 206), num_logged=20):
         num_checked += life.num_compared
@@ -240,7 +240,7 @@ def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_numbers_of_a_shortage_of_blocks_are_those_that_decided(policy: str) -> None:
-    """P1: whoever waits for blocks is told a need that what is free does not cover with the watermark on top."""
+    """Whoever waits for blocks is told a need that what is free does not cover with the watermark on top."""
     for life in lives(policy, range(8)):
         for event in life.shortages:
             n = event.numbers

@@ -1,4 +1,4 @@
-"""Chunked prefill under v0 (seeds-spec.md 4.10)."""
+"""Chunked prefill under v0."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Corner cases across phases under v0 (seeds-spec.md 14), and groups that are computed again with several live sequences."""
+"""Corner cases across phases under v0, and groups that are computed again with several live sequences."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_swapped_groups_outrank_those_that_wait() -> None:
 
 
 class TestRecomputeOfSamples:
-    """design.md 4 "Groups": a group of two that must be computed again."""
+    """A group of two that must be computed again."""
 
     @staticmethod
     def core() -> Scheduler:

@@ -1,4 +1,4 @@
-"""How v0 lets running groups go on (seeds-spec.md 4.5, 4.6)."""
+"""How v0 lets running groups go on."""
 
 import pytest
 

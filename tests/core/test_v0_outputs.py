@@ -1,4 +1,4 @@
-"""What a plan carries, and what its result does (seeds-spec.md 4.11)."""
+"""What a plan carries, and what its result does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How v0 starts prompts (seeds-spec.md 4.4)."""
+"""How v0 starts prompts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Priorities under v0 (seeds-spec.md 4.9)."""
+"""Priorities under v0."""
 
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Queues of v0, what a step is made of, and how the queues are put together again (seeds-spec.md 4.1, 4.3)."""
+"""Queues of v0, what a step is made of, and how the queues are put together again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How v0 moves groups to the host and back, and how victims leave (seeds-spec.md 4.7, 4.8)."""
+"""How v0 moves groups to the host and back, and how victims leave."""
 
 from dataclasses import replace
 

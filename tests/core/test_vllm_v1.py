@@ -1,4 +1,4 @@
-"""The rules of vLLM V1 one by one (seeds-spec.md section 8), each as small as it can be."""
+"""The rules of vLLM V1 one by one, each as small as it can be."""
 
 import pytest
 
@@ -229,7 +229,7 @@ def test_abort_works_in_every_state(when: str) -> None:
 
 
 def test_a_failed_step_ends_its_requests_alone() -> None:
-    """design.md 8: the affected requests fail, the process goes on."""
+    """The affected requests fail, the process goes on."""
     core = make_core(max_num_seqs=1)
     core.add(make_request("a", 3))
     core.add(make_request("b", 3))
@@ -240,7 +240,7 @@ def test_a_failed_step_ends_its_requests_alone() -> None:
 
 
 def test_a_failed_row_ends_alone() -> None:
-    """design.md 8: NaN logits end that request, its neighbours get their tokens."""
+    """NaN logits end that request, its neighbours get their tokens."""
     core = make_core()
     core.add(make_request("a", 3))
     core.add(make_request("b", 3))
@@ -251,7 +251,7 @@ def test_a_failed_row_ends_alone() -> None:
 
 
 def test_a_lost_worker_makes_everything_wait_again() -> None:
-    """design.md 8: sequences go back to waiting in their order, with their tokens; no prefix is known any more."""
+    """Sequences go back to waiting in their order, with their tokens; no prefix is known any more."""
     core = make_core()
     for name in "abc":
         core.add(make_request(name, 9))
@@ -267,7 +267,7 @@ def test_a_lost_worker_makes_everything_wait_again() -> None:
 
 
 def test_a_stop_string_ends_a_sequence_at_its_offset() -> None:
-    """design.md 3.2: Stopped(handle, choice, token_offset) ends one choice; usage counts to the offset."""
+    """Stopped(handle, choice, token_offset) ends one choice; usage counts to the offset."""
     core = make_core()
     core.add(make_request("a", 3, max_tokens=20))
     for _ in range(5):
@@ -279,7 +279,7 @@ def test_a_stop_string_ends_a_sequence_at_its_offset() -> None:
 
 
 def test_bad_requests_are_refused_by_type() -> None:
-    """api.md: zero tokens, a live id, longer than model or cache."""
+    """Zero tokens, a live id, longer than model or cache."""
     core = make_core(max_model_len=16)
     with pytest.raises(InvalidArgument):
         core.add(make_request("none", 0))

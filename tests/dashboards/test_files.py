@@ -1,4 +1,4 @@
-"""Dashboards, rules and what provisions them: fresh, readable, and about metrics that there are (issue 7, 5)."""
+"""Dashboards, rules and what provisions them: fresh, readable, and about metrics that there are."""
 
 import json
 import re

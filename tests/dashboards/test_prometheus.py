@@ -1,4 +1,4 @@
-"""Dashboards against a real Prometheus (issue 7, M): every query is taken, and shows what happened."""
+"""Dashboards against a real Prometheus: every query is taken, and shows what happened."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""LoRA adapters through the services: loaded while serving, several in one batch, each as PEFT alone computes it (design.md 6)."""
+"""LoRA adapters through the services: loaded while serving, several in one batch, each as PEFT alone computes it."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Forced tool calls of the real model: arguments that fit their schemas, streams that say what the unary answer says (issue 6)."""
+"""Forced tool calls of the real model: arguments that fit their schemas, streams that say what the unary answer says."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`quire chat`, `embed`, `bench` and `doctor` as people run them, on a running service (issue 6, build 7)."""
+"""`quire chat`, `embed`, `bench` and `doctor` as people run them, on a running service."""
 
 import contextlib
 import io

@@ -81,7 +81,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_streamed_chat_is_the_servers_text(program: Command, stack: LocalStack) -> None:
-    """api.md: any language from the protos alone. What arrives is a whole answer and its account."""
+    """Any language from the protos alone. What arrives is a whole answer and its account."""
     done = _run([*program, stack.grpc_address, PROMPT, "24"])
     assert done.returncode == 0, done.stderr
     text, _, account = done.stdout.rpartition("\n[")

@@ -1,4 +1,4 @@
-"""P2: the gateway that serves resumable streams is killed; their readers get the rest from another one (design.md 3.2, 8)."""
+"""The gateway that serves resumable streams is killed; their readers get the rest from another one."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The admin HTTP listener of a stack as it starts: the lab of this very stack, and metrics (issue 7, 3)."""
+"""The admin HTTP listener of a stack as it starts: the lab of this very stack, and metrics."""
 
 import httpx
 

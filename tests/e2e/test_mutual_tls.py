@@ -1,4 +1,4 @@
-"""The whole stack with mutual TLS on every hop and API keys: it works, and nobody else gets in (issue 6, 4; operations.md 5)."""
+"""The whole stack with mutual TLS on every hop and API keys: it works, and nobody else gets in."""
 
 import json
 import shutil
@@ -117,7 +117,7 @@ def generated(stack: LocalStack, folder: CertificateFolder, tenant: str, salt: s
 
 
 def test_tenants_share_no_blocks(secure: LocalStack, certificates: CertificateFolder) -> None:
-    """operations.md 5.5: hits only for whoever sent the prompt before, and between those who both share; salts split further."""
+    """Hits only for whoever sent the prompt before, and between those who both share; salts split further."""
     rounds = [
         (tenant, generated(secure, certificates, tenant).num_cached_tokens) for tenant in ("acme", "globex", "acme")
     ]

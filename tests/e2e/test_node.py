@@ -1,4 +1,4 @@
-"""Node on a running stack: OpenAI's own package, and the example that speaks gRPC straight from the protos (api.md; issue 6).
+"""Node on a running stack: OpenAI's own package, and the example that speaks gRPC straight from the protos.
 
 The scripts run as their users run them, in a folder with their packages beside them.
 """

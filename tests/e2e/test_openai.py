@@ -1,4 +1,4 @@
-"""The official `openai` package on a real stack with the built-in model: what it says and what it scores (api.md, HTTP bridge)."""
+"""The official `openai` package on a real stack with the built-in model: what it says and what it scores."""
 
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Tools of others that speak OpenAI's API, unchanged, on a running stack (issue 6; docs/openai-tools.md)."""
+"""Tools of others that speak OpenAI's API, unchanged, on a running stack (docs/openai-tools.md)."""
 
 import json
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_second_time_only_the_rest_is_computed(stack: LocalStack, client: Client
 
 
 def test_another_salt_computes_everything(client: Client) -> None:
-    """api.md CacheOptions: only equal salts share cached blocks."""
+    """Only equal salts share cached blocks."""
     prompt = [random.Random(8).randrange(4000) for _ in range(64)]
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     cached = [

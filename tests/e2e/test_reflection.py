@@ -1,4 +1,4 @@
-"""A client by reflection alone: the example knows an address and nothing else (issue 6, clients and examples)."""
+"""A client by reflection alone: the example knows an address and nothing else."""
 
 import json
 import subprocess

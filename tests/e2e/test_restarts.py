@@ -1,4 +1,4 @@
-"""P2: services are killed and stopped under running streams and started again; the streams go on (design.md 8, issue 5 item 11)."""
+"""Services are killed and stopped under running streams and started again; the streams go on."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_kills_of_the_worker(
 def test_a_worker_that_lost_its_device_is_started_again(
     simulated: Supervised, undisturbed: list[list[list[int]]], killer: Killer
 ) -> None:
-    """design.md 8: nothing but a restart helps, so it ends by itself, with a status and the reason; the streams go on."""
+    """Nothing but a restart helps, so it ends by itself, with a status and the reason; the streams go on."""
     before = len(simulated.deaths)
 
     def lose(readings: Readings) -> None:

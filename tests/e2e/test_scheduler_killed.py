@@ -1,4 +1,4 @@
-"""P2: the scheduler is killed under load and started again; gateways keep their clients' streams, which go on (design.md 8).
+"""The scheduler is killed under load and started again; gateways keep their clients' streams, which go on.
 
 A sample here, 50 kills in `make test-long`, as many as you like in `make soak ARGS="--scheduler-kills N"`; sizes are printed.
 """

@@ -1,4 +1,4 @@
-"""`quire tour` on real stacks: one stop of a running stack, arrivals at one instant, and the whole tour (issue 7, "Must show")."""
+"""`quire tour` on real stacks: one stop of a running stack, arrivals at one instant, and the whole tour."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""One request is one trace over three services (R12, design.md 9)."""
+"""One request is one trace over three services (R12)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""P2: workers with a real model are killed at random and at chosen moments, and started again; all streams go on (design.md 8).
+"""Workers with a real model are killed at random and at chosen moments, and started again; all streams go on.
 
 A sample here, 50 kills in `make test-long`; sizes are printed. Each chosen moment says itself that it came.
 """
@@ -100,7 +100,7 @@ def test_whole_is_fifty_kills() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_whatever_else_befalls_a_worker(tmp_path: Path, record_property: Record) -> None:
-    """design.md 8: stopped and continued, stopped and killed, its device lost; poison, which fails alone after five workers."""
+    """Stopped and continued, stopped and killed, its device lost; poison, which fails alone after five workers."""
     killer, cases = Killer(tmp_path), kill_requests.cases()
     with supervised(environ=killer.environ, worker_args=TIGHT) as running:
         address = running.stack.grpc_address

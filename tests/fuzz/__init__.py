@@ -1,1 +1,1 @@
-"""Random and hostile input over both doors of a running stack (issue 6, Must show): what is sent, who sends it, what must hold."""
+"""Random and hostile input over both doors of a running stack: what is sent, who sends it, what must hold."""

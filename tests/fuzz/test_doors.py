@@ -1,4 +1,4 @@
-"""Hostile input over both doors (issue 6, Must show: 100,000 inputs, no crash, no INTERNAL, UNKNOWN or 500, no leak)."""
+"""Hostile input over both doors (100,000 inputs, no crash, no INTERNAL, UNKNOWN or 500, no leak)."""
 
 import asyncio
 import time

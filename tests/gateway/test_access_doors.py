@@ -1,4 +1,4 @@
-"""Who may call, at the real doors: nothing is open by accident, and every refusal says why (issue 6, 4; operations.md 5.3)."""
+"""Who may call, at the real doors: nothing is open by accident, and every refusal says why."""
 
 import asyncio
 import logging

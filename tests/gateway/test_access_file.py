@@ -1,4 +1,4 @@
-"""The tenants file: what it may say, how keys are found, how it is read again, and `quire keys` (issue 6, 4; operations.md 5.3)."""
+"""The tenants file: what it may say, how keys are found, how it is read again, and `quire keys`."""
 
 import datetime
 import logging
@@ -27,7 +27,7 @@ def reason_of(callers: TenantCallers, headers: dict[str, str]) -> str:
 
 
 def test_keys_have_enough_bits_and_only_their_hash_is_kept(tmp_path: Path) -> None:
-    """operations.md 5.3: SHA-256 of keys with at least 128 random bits."""
+    """SHA-256 of keys with at least 128 random bits."""
     made = {new_key() for _ in range(100)}
     assert len(made) == 100
     assert all(len(key.removeprefix("qk_")) * 6 >= 256 for key in made)

@@ -1,4 +1,4 @@
-"""Quotas of tenants: what is taken at admission is settled exactly once, however a request ends (issue 6, 4)."""
+"""Quotas of tenants: what is taken at admission is settled exactly once, however a request ends."""
 
 from dataclasses import dataclass, field
 
@@ -111,7 +111,7 @@ def test_requests_at_a_time() -> None:
 
 
 def test_priority_is_capped() -> None:
-    """Higher = sooner (api.md); without a word of the file nobody is above the rest."""
+    """Higher = sooner; without a word of the file nobody is above the rest."""
     made, quota = terms(Clock())
     with made.permit(-5), pytest.raises(PermissionDenied) as refused, made.permit(1):
         pass
@@ -216,7 +216,7 @@ def _end(permit, message: engine_pb2.Submit, end: str, data) -> int:
 
 
 def test_salts_keep_tenants_apart() -> None:
-    """operations.md 5.5: equal only for one tenant and one wish, or where both share; short enough for the scheduler."""
+    """Equal only for one tenant and one wish, or where both share; short enough for the scheduler."""
     clock = Clock()
     acme, shared, also_shared = terms(clock)[0], terms(clock, shared_cache=True)[0], terms(clock, shared_cache=True)[0]
     other = TenantTerms("acm", TenantLimits(), TenantQuota("acm", TenantLimits(), clock))

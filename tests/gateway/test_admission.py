@@ -176,5 +176,5 @@ def _waiting(tenant: str, handle: int) -> EngineRequest:
 
 
 def test_defaults_hold_ten_thousand_streams() -> None:
-    """F5 of operations.md 4.4."""
+    """The default limit of live requests is at least 10,000."""
     assert GatewaySettings().max_live_requests >= 10_000

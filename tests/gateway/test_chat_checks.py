@@ -1,4 +1,4 @@
-"""What a chat's tools may be: every mistake is told with its field, before anything is rendered (api.md, Errors)."""
+"""What a chat's tools may be: every mistake is told with its field, before anything is rendered."""
 
 import json
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""Templates and token ids equal transformers' own for every tested family (issue 6)."""
+"""Templates and token ids equal transformers' own for every tested family."""
 
 import json
 import random

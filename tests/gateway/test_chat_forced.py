@@ -1,4 +1,4 @@
-"""Forced calls: the grammar admits exactly the format's syntax with arguments that fit, whatever the model would like (issue 6)."""
+"""Forced calls: the grammar admits exactly the format's syntax with arguments that fit, whatever the model would like."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What models write becomes content, reasoning and calls, however it is cut; malformed calls stay text (issue 6, api.md)."""
+"""What models write becomes content, reasoning and calls, however it is cut; malformed calls stay text."""
 
 import json
 

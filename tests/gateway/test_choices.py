@@ -86,7 +86,7 @@ async def test_a_stop_string_ends_its_choice_alone() -> None:
 
 @asynchronous
 async def test_after_a_loss_each_choice_goes_on_from_its_own_tokens() -> None:
-    """P2: committed tokens per choice; choices that ended here are told as stopped; overlap is dropped, nothing is lost."""
+    """Committed tokens per choice; choices that ended here are told as stopped; overlap is dropped, nothing is lost."""
     async with pair() as (scheduler, first, running):
         call = running.stub.GenerateStream(request(n=3), timeout=20)
         handle = (await first.next_submit()).handle
@@ -111,7 +111,7 @@ async def test_after_a_loss_each_choice_goes_on_from_its_own_tokens() -> None:
 
 @asynchronous
 async def test_ranked_choices_start_anew_after_a_loss() -> None:
-    """Beams and best_of above n have no tokens to go on from (design.md 8)."""
+    """Beams and best_of above n have no tokens to go on from."""
     async with pair() as (scheduler, first, running):
         call = running.stub.Generate(request(sampling=pb.SamplingParams(n=1, best_of=3)), timeout=20)
         assert (await first.next_submit()).best_of == 3

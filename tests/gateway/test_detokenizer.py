@@ -1,4 +1,4 @@
-"""Incremental decoding: text is a function of tokens, complete code points only (design.md 3.2, 7)."""
+"""Incremental decoding: text is a function of tokens, complete code points only."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The inbox of a request and the table of live ones: coalescing, exactly-once, the backlog's bound (design.md 3.2)."""
+"""The inbox of a request and the table of live ones: coalescing, exactly-once, the backlog's bound."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The gRPC door on a real stack: streams, text, models, bad input, cancels (issue 2, items 6 and "bad input")."""
+"""The gRPC door on a real stack: streams, text, models, bad input, cancels."""
 
 import asyncio
 import contextlib
@@ -145,7 +145,7 @@ async def test_groups_beams_and_vectors(stack: LocalStack) -> None:
 
 @asynchronous
 async def test_absent_max_tokens_means_up_to_the_context(stack: LocalStack) -> None:
-    """api.md: never a hidden 16."""
+    """Never a hidden 16."""
     async with stub_of(stack) as stub:
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[65] * 4000))
         answer = await stub.Generate(request, timeout=TIMEOUT_S)
@@ -309,7 +309,7 @@ async def until_free(stack: LocalStack) -> None:
 @pytest.mark.parametrize("how", ["drop", "deadline", "cancel"])
 @asynchronous
 async def test_leaving_frees_the_blocks(stack: LocalStack, how: str) -> None:
-    """Cancel, deadline and disconnect: nothing of the request is left in the scheduler (issue 2, must show)."""
+    """Cancel, deadline and disconnect: nothing of the request is left in the scheduler."""
     async with stub_of(stack) as stub:
         await until_free(stack)
         call = stub.GenerateStream(

@@ -1,4 +1,4 @@
-"""The gRPC door's metadata, CountTokens, deadlines with what there is, health by model, metrics (api.md; issue 6, 1)."""
+"""The gRPC door's metadata, CountTokens, deadlines with what there is, health by model, metrics."""
 
 import asyncio
 import json

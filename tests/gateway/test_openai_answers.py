@@ -1,4 +1,4 @@
-"""Events as OpenAI's JSON: the chunks are read back by the official package's own accumulator (api.md, HTTP bridge). Pure."""
+"""Events as OpenAI's JSON: the chunks are read back by the official package's own accumulator. Pure."""
 
 from typing import Any
 
@@ -149,7 +149,7 @@ def test_usage_in_streams() -> None:
     ],
 )
 def test_finish_reasons(reason: int, word: str) -> None:
-    """A deadline never looks like an end or a limit (api.md: never report a deadline as LENGTH)."""
+    """A deadline never looks like an end or a limit (never report a deadline as LENGTH)."""
     (*_, last) = answer().chunks(0, [finished(reason)])
     assert last["choices"][0]["finish_reason"] == word
 

@@ -1,4 +1,4 @@
-"""The HTTP door on a real stack: the official client, streams, errors in OpenAI's shape (api.md, HTTP bridge)."""
+"""The HTTP door on a real stack: the official client, streams, errors in OpenAI's shape."""
 
 import asyncio
 import json

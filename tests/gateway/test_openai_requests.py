@@ -262,7 +262,7 @@ def test_names_of_parameters() -> None:
 
 
 def test_statuses_and_headers_of_errors() -> None:
-    """api.md's table where a class alone does not say it, and when clients should come again."""
+    """HTTP statuses where a class alone does not say it, and when clients should come again."""
     assert http_status(NotFound("x", reason="RESUME_EXPIRED")) == 410
     assert http_status(NotFound("x", reason="MODEL_NOT_FOUND")) == 404
     late = error_headers(Unavailable("x", retry_after_s=0.25))

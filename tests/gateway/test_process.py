@@ -1,4 +1,4 @@
-"""A gateway as a process: quick and small, port conflicts, stopping, and its spans (issue 2, goals and item 9)."""
+"""A gateway as a process: quick and small, port conflicts, stopping, and its spans."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def test_the_thread_that_has_word_of_writes_waits_its_turn(process: subprocess.P
 
 
 def test_a_gateway_is_up_quickly_small_and_live_without_a_scheduler(process: subprocess.Popen[str]) -> None:
-    """P5: listens at once, says that it is live and not ready, needs no torch, stops with status 0 on SIGTERM."""
+    """Listens at once, says that it is live and not ready, needs no torch, stops with status 0 on SIGTERM."""
     assert process.stdout is not None
     _, http, _, _ = process.stdout.readline().split()
     cpu = psutil.Process(process.pid).cpu_times()

@@ -117,7 +117,7 @@ def full_options() -> pb.GenerateRequest:
 
 @in_shared_life
 async def test_the_rest_from_another_gateway(p: Pair) -> None:
-    """design.md 3.2: the reader drops the stream, resumes elsewhere, drops, resumes where it began: the same as undisturbed.
+    """The reader drops the stream, resumes elsewhere, drops, resumes where it began: the same as undisturbed.
 
     n = 3, with log probabilities of outputs and prompt; what is read twice is never computed twice.
     """

@@ -1,4 +1,4 @@
-"""The stream to the scheduler: losses, gaps, refusals, cancels (design.md 3.2, 8). Real gateway, scripted scheduler."""
+"""The stream to the scheduler: losses, gaps, refusals, cancels. Real gateway, scripted scheduler."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def test_what_is_submitted() -> None:
 
 @asynchronous
 async def test_a_lost_stream_is_resumed_without_losing_or_repeating_a_token() -> None:
-    """P2: re-attached under the same frontend id, resubmitted with what the client has, overlap dropped."""
+    """Re-attached under the same frontend id, resubmitted with what the client has, overlap dropped."""
     async with pair() as (scheduler, first, running):
         call = running.stub.GenerateStream(HELLO, timeout=20)
         submit = await first.next_submit()
@@ -244,7 +244,7 @@ async def test_a_failure_in_the_middle_is_an_error_and_no_finish() -> None:
 )
 @asynchronous
 async def test_only_normal_ends_are_finish_reasons(reason: int, status: str) -> None:
-    """api.md: never report a failure as OK."""
+    """Never report a failure as OK."""
     async with pair() as (_, attachment, running):
         call = running.stub.Generate(HELLO, timeout=20)
         handle = (await attachment.next_submit()).handle
@@ -322,7 +322,7 @@ async def test_an_id_in_use_is_refused() -> None:
 
 @asynchronous
 async def test_requests_wait_for_a_scheduler_that_comes_later() -> None:
-    """P5: the gateway is up first and queues; the request that waited is served."""
+    """The gateway is up first and queues; the request that waited is served."""
     async with engine() as placeholder:
         port = int(placeholder.address.rpartition(":")[2])
     async with gateway(f"127.0.0.1:{port}") as running:
@@ -353,7 +353,7 @@ async def test_waiting_is_bounded_in_number_and_time() -> None:
 
 @asynchronous
 async def test_a_request_waits_long_only_while_a_worker_is_loading() -> None:
-    """P5: patient while the model is on its way, and quick to say that nobody is there."""
+    """Patient while the model is on its way, and quick to say that nobody is there."""
     async with engine() as scheduler:
         scheduler.welcome.ClearField("limits")
         scheduler.welcome.state.CopyFrom(engine_pb2.ServiceState(reason="the worker is loading", warming=True))

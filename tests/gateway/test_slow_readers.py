@@ -1,4 +1,4 @@
-"""Clients that do not read: each pauses or loses its own stream alone, and costs little memory (operations.md 4.4, F16)."""
+"""Clients that do not read: each pauses or loses its own stream alone, and costs little memory."""
 
 import asyncio
 import contextlib

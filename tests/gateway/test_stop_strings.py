@@ -1,4 +1,4 @@
-"""Stop strings over pieces of text, and the tokens that count before them (api.md; inference.proto, Choice.token_ids)."""
+"""Stop strings over pieces of text, and the tokens that count before them (inference.proto, Choice.token_ids)."""
 
 import itertools
 

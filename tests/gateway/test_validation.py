@@ -1,4 +1,4 @@
-"""What requests may ask for: each wrong field named, every default in one place (api.md)."""
+"""What requests may ask for: each wrong field named, every default in one place."""
 
 import contextlib
 import math
@@ -108,7 +108,7 @@ def test_all_wrong_fields_are_reported_at_once() -> None:
 
 
 def test_absent_fields_take_the_models_defaults() -> None:
-    """And max_tokens goes up to the context, never a hidden 16 (api.md)."""
+    """And max_tokens goes up to the context, never a hidden 16."""
     resolved = validation.resolve(generate(), [1, 2, 3], LIMITS, DEFAULTS, tiny(), draw_seed=lambda: 42)
     sampling, stop = resolved.sampling, resolved.stop
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (pytest.approx(0.7), pytest.approx(0.9), 20)
@@ -181,7 +181,7 @@ def test_max_tokens_is_cut_to_what_fits() -> None:
 
 
 def test_a_prompt_that_leaves_no_room_is_out_of_range_with_the_limit() -> None:
-    """R23 reaches clients as OUT_OF_RANGE (design.md 7)."""
+    """R23 reaches clients as OUT_OF_RANGE."""
     validation.resolve(generate(), [1] * 99, LIMITS, DEFAULTS, tiny())
     with pytest.raises(OutOfRange) as caught:
         validation.resolve(generate(), [1] * 100, LIMITS, DEFAULTS, tiny())

@@ -1,4 +1,4 @@
-"""Who may look at the lab: what another site's page may not do, what a key opens, and what browsers are told (operations.md 5)."""
+"""Who may look at the lab: what another site's page may not do, what a key opens, and what browsers are told."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The lab's page in a real browser: of a recording, and of a running stack under load (issue 7, 3). Nothing may complain."""
+"""The lab's page in a real browser: of a recording, and of a running stack under load. Nothing may complain."""
 
 import asyncio
 import re

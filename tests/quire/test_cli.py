@@ -1,4 +1,4 @@
-"""The command line: help, quick start, and a clear error with its own status for every mistake (issue 2, "Bad input")."""
+"""The command line: help, quick start, and a clear error with its own status for every mistake."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
 
 @pytest.mark.parametrize("service", ["gateway", "scheduler", "simulated-worker"])
 def test_services_without_a_model_import_no_torch(service: str) -> None:
-    """P5: only the real worker needs torch."""
+    """Only the real worker needs torch."""
     assert not _imported_by("serve", service, "--help") & {"torch", "transformers"}
 
 

@@ -1,4 +1,4 @@
-"""`quire convert`: pickled checkpoints become safetensors, and a malicious one runs nothing (issue 6, build 7; operations.md 5)."""
+"""`quire convert`: pickled checkpoints become safetensors, and a malicious one runs nothing."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""`quire doctor`: each finding says how it is and what to do; problems end with status 1 (issue 6, build 7)."""
+"""`quire doctor`: each finding says how it is and what to do; problems end with status 1."""
 
 import importlib.metadata
 import json
@@ -42,7 +42,7 @@ def test_a_sound_folder_and_a_broken_one(tmp_path: Path) -> None:
 
 
 def test_packages_out_of_range_and_in_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges are those of pyproject.toml; xds-protos beside the exporter is a problem (operations.md 0.8)."""
+    """Ranges are those of pyproject.toml; xds-protos beside the exporter is a problem."""
     real = importlib.metadata.version
 
     def version(name: str) -> str:

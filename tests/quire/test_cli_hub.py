@@ -1,4 +1,4 @@
-"""`--model ORG/NAME`: a download from the hub, against a stand-in on 127.0.0.1 (issue 6, build 7)."""
+"""`--model ORG/NAME`: a download from the hub, against a stand-in on 127.0.0.1."""
 
 import json
 import os

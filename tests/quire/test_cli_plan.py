@@ -1,4 +1,4 @@
-"""`quire plan`: what fits, by the worker's own arithmetic (issue 6, build 7; R8, R9)."""
+"""`quire plan`: what fits, by the worker's own arithmetic (R8, R9)."""
 
 import json
 from dataclasses import replace

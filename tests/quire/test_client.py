@@ -269,7 +269,7 @@ def _wait_idle(admin: AdminClient) -> None:
 
 
 def test_llm_behind_a_gateway(stack: LocalStack) -> None:
-    """`LLM(target=...)`: outputs in input order, equal to the client's with the same seed; steps and abort (issue 2, item 7)."""
+    """`LLM(target=...)`: outputs in input order, equal to the client's with the same seed; steps and abort."""
     with LLM(target=stack.grpc_address) as llm, Client(stack.grpc_address) as client:
         prompts = ["one", "two", [5, 6, 7]]
         outputs = llm.generate(prompts, SHORT, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""`quire steps` and `quire blocks`: the JSON of issue 2, item 8, key by key, and text that says the same."""
+"""`quire steps` and `quire blocks`: the documented JSON, key by key, and text that says the same."""
 
 from protos.inference.v1 import admin_pb2 as pb
 from quire.operators.admin import blocks_json, blocks_text, step_json, step_line

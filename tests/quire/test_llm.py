@@ -260,7 +260,7 @@ def test_wrong_sizes() -> None:
 
 
 def test_the_overview_articles_program() -> None:
-    """Four prompts, temperature 0.8, top_p 0.95: runs as it stands, outputs in input order (issue 2)."""
+    """Four prompts, temperature 0.8, top_p 0.95: runs as it stands, outputs in input order."""
     command = [sys.executable, "examples/offline.py"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     lines = re.findall(r"^Prompt: (.*), Generated text: (['\"].+['\"])$", result.stdout, re.M)

@@ -1,4 +1,4 @@
-"""`quire load`, `quire workers` and `quire drain` against a running stack, and the forms of their answers (issue 6, 1)."""
+"""`quire load`, `quire workers` and `quire drain` against a running stack, and the forms of their answers."""
 
 import io
 import json

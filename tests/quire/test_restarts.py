@@ -1,4 +1,4 @@
-"""Starting dead services again: how long it pauses and when it gives up (issue 5, item 11)."""
+"""Starting dead services again: how long it pauses and when it gives up."""
 
 import inspect
 import os

@@ -155,7 +155,7 @@ def test_threads_share_a_channel() -> None:
 
 
 def test_a_unary_call_is_sent_again_under_its_key(gateway: Callable[..., _Gateway]) -> None:
-    """design.md 3.2: the id is the idempotency key, so that nothing is generated twice."""
+    """The id is the idempotency key, so that nothing is generated twice."""
     one, other = gateway(refusals=1), gateway()
     with Client(f"{one.address},{other.address}", retries=FAST) as client:
         assert client.generate("x").text == "".join(WORDS)

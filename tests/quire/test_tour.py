@@ -1,4 +1,4 @@
-"""`quire tour` without a stack: verdicts, pages, steps files, pictures, and the command's own errors (issue 7, build 4)."""
+"""`quire tour` without a stack: verdicts, pages, steps files, pictures, and the command's own errors."""
 
 import io
 import json

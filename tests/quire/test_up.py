@@ -1,4 +1,4 @@
-"""`quire up`: what it prints, that what dies is started again, and that nothing outlives it (issue 2, item 8; issue 5, item 11)."""
+"""`quire up`: what it prints, that what dies is started again, and that nothing outlives it."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A timeline in words (design.md 4, Explain): what `quire why` says of a reason is made of the numbers that decided."""
+"""A timeline in words: what `quire why` says of a reason is made of the numbers that decided."""
 
 import pytest
 from rich.console import Console

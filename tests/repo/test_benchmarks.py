@@ -1,4 +1,4 @@
-"""The benchmarks run against the real services (simulated worker), small (issue 2: load generator, goals)."""
+"""The benchmarks run against the real services (simulated worker), small."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The protos and buf: our files pass, and what would break a client is found (api.md; design.md 2; docs/decisions/0012).
+"""The protos and buf: our files pass, and what would break a client is found (docs/decisions/0012).
 
 Every test works on a copy of the protos; the files themselves are checked by `make check`.
 """

@@ -1,4 +1,4 @@
-"""The benchmark of calls per token: its windows and figures, and a small run through real processes (issue 19, 6)."""
+"""The benchmark of calls per token: its windows and figures, and a small run through real processes."""
 
 import json
 from pathlib import Path

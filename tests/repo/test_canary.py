@@ -1,4 +1,4 @@
-"""A canary in everything that a caller writes appears in no log, span, metric, error or recording (operations.md 5, rule 7)."""
+"""A canary in everything that a caller writes appears in no log, span, metric, error or recording."""
 
 import http.client
 import json

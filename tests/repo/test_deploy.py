@@ -1,4 +1,4 @@
-"""Containers start the same services as `quire up`: right by construction, as far as files can show (issue 2, line 10)."""
+"""Containers start the same services as `quire up`: right by construction, as far as files can show."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the documents say exists: links, commands, modules, names (issue 2: README, CONTRIBUTING, docs)."""
+"""What the documents say exists: links, commands, modules, names."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` where there is no GPU, and what it may import (issue 5: without the network, without services)."""
+"""`python -m benchmarks.gpu` where there is no GPU, and what it may import (without the network, without services)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Who may import whom, and what must not be importable (design.md 2; issue 2: "run without torch installed")."""
+"""Who may import whom, and what must not be importable."""
 
 import importlib.util
 import os

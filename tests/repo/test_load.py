@@ -1,4 +1,4 @@
-"""The load generator measures what happened (issue 2: "A load generator in benchmarks/ for our gRPC and any OpenAI endpoint")."""
+"""The load generator measures what happened."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The OTLP receiver sees exactly what services export (issue 2, line 9)."""
+"""The OTLP receiver sees exactly what services export."""
 
 import os
 

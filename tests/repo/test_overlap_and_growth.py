@@ -1,4 +1,4 @@
-"""The benchmarks of gaps between steps and of growth: their arithmetic, and small runs of both (issue 5)."""
+"""The benchmarks of gaps between steps and of growth: their arithmetic, and small runs of both."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The benchmarks of streams, overload and tenants: their arithmetic, and small runs of them (issue 6)."""
+"""The benchmarks of streams, overload and tenants: their arithmetic, and small runs of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The wire: generated code is what the protos say, and the protos explain themselves (design.md 2; issue 2, line 2)."""
+"""The wire: generated code is what the protos say, and the protos explain themselves."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""README's quick start works as written: every command and every program in it is run (issue 2, "Must show")."""
+"""README's quick start works as written: every command and every program in it is run."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""docs/errors.md, svc_common/reasons.py and the code say the same about every reason (api.md, errors: "documented and stable")."""
+"""docs/errors.md, svc_common/reasons.py and the code say the same about every reason."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The benchmark of what a gateway relays: its arithmetic, and a small run through real processes (issue 6, G1)."""
+"""The benchmark of what a gateway relays: its arithmetic, and a small run through real processes."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Nothing in the tree executes what came from outside, and nothing names the machine it was written on (operations.md 5)."""
+"""Nothing in the tree executes what came from outside, and nothing names the machine it was written on."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The benchmark of the scheduler core: its JSON, its checks and that they can fail (issue 3, B1-B5)."""
+"""The benchmark of the scheduler core: its JSON, its checks and that they can fail."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Encryption between services: who is let in, who is called, renewal without restart, no plain text elsewhere (issue 6, 4)."""
+"""Encryption between services: who is let in, who is called, renewal without restart, no plain text elsewhere."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def attach(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall:
 
 @asynchronous
 async def test_only_callers_of_the_right_name_are_let_in(tmp_path: Path) -> None:
-    """operations.md 5.2: a certificate of the right authority alone opens nothing but health."""
+    """A certificate of the right authority alone opens nothing but health."""
     folder = made(tmp_path / "ours")
     async with listening(peers(folder, SCHEDULER), GATEWAY) as address:
         for name in NAMES:

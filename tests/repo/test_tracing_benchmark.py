@@ -1,4 +1,4 @@
-"""The benchmark of what traces cost: its arithmetic, its collector, and a small run through real processes (issue 7)."""
+"""The benchmark of what traces cost: its arithmetic, its collector, and a small run through real processes."""
 
 import socket
 

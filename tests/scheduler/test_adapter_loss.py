@@ -1,4 +1,4 @@
-"""Workers that come back without an adapter that requests use: those fail and are told why, all others go on (design.md 6, 8)."""
+"""Workers that come back without an adapter that requests use: those fail and are told why, all others go on."""
 
 from typing import Any
 

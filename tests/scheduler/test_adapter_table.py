@@ -1,4 +1,4 @@
-"""The table of adapters: names and numbers, and that every worker has what requests may name (design.md 6)."""
+"""The table of adapters: names and numbers, and that every worker has what requests may name."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The operators' API of a running scheduler: load, workers, drain, and what it does with bytes that are no message (issue 6, 1)."""
+"""The operators' API of a running scheduler: load, workers, drain, and what it does with bytes that are no message."""
 
 import grpc
 import grpc.aio
@@ -75,7 +75,7 @@ async def test_a_drained_scheduler_takes_nothing_new_and_ends_what_it_has() -> N
 
 @run_async
 async def test_bytes_that_are_no_message_are_the_callers_fault() -> None:
-    """operations.md 1.2: never the transport's INTERNAL or UNKNOWN."""
+    """Never the transport's INTERNAL or UNKNOWN."""
     async with stack() as running, grpc.aio.insecure_channel(running.admin_address) as channel:
         for method in SERVICE.methods:
             path = f"/{SERVICE_NAME}/{method.name}"

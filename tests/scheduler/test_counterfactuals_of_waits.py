@@ -21,7 +21,7 @@ SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}
 
 @run_async
 async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(tmp_path: Path) -> None:
-    """P1, design.md 4: asked of the running service, checked against its own recording."""
+    """Asked of the running service, checked against its own recording."""
     rng = random.Random(4)
     async with stack(SLOW, max_num_seqs=4, max_num_batched_tokens=64) as s:
         handles = []

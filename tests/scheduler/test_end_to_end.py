@@ -195,7 +195,7 @@ async def test_no_worker_for_too_long_is_unavailable() -> None:
 
 @run_async
 async def test_requests_queue_while_the_worker_warms_up() -> None:
-    """P5: accepted before any model is loaded, served as soon as one is; frontends hear about it."""
+    """Accepted before any model is loaded, served as soon as one is; frontends hear about it."""
     may_load = threading.Event()
 
     class LoadsWhenLet(SimulatedEngine):

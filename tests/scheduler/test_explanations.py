@@ -1,4 +1,4 @@
-"""ExplainRequest of a running scheduler: why a request waits, while it waits and after (design.md 4, Explain)."""
+"""ExplainRequest of a running scheduler: why a request waits, while it waits and after."""
 
 import time
 from typing import Any
@@ -24,7 +24,7 @@ def reasons(answer: admin_pb2.ExplainRequestResponse) -> list[str]:
 
 @run_async
 async def test_a_wait_is_explained_while_it_lasts_and_when_it_is_over() -> None:
-    """design.md 4: MAX_SEQS with its numbers for the head, BEHIND for the next, then RUNNING, and times that add up."""
+    """MAX_SEQS with its numbers for the head, BEHIND for the next, then RUNNING, and times that add up."""
     async with stack(SLOW, max_num_seqs=1) as s:
         before_ns = time.time_ns()
         lengths = {"a": 1_000, "b": 5, "c": 5}
@@ -50,7 +50,7 @@ async def test_a_wait_is_explained_while_it_lasts_and_when_it_is_over() -> None:
 
 @run_async
 async def test_time_without_a_worker_has_its_own_reason() -> None:
-    """P1: a request that no worker could serve says so, in the service's own words."""
+    """A request that no worker could serve says so, in the service's own words."""
     async with (
         scheduler("127.0.0.1:9", no_worker_timeout_s=20.0) as (address, admin_address),
         Admin(admin_address) as admin,

@@ -1,4 +1,4 @@
-"""Gateways come, go, read slowly and talk nonsense: what each request and each stream then gets (design.md 3.2)."""
+"""Gateways come, go, read slowly and talk nonsense: what each request and each stream then gets."""
 
 import asyncio
 import os
@@ -344,7 +344,7 @@ async def test_a_second_stream_of_a_frontend_replaces_the_first() -> None:
 
 @run_async
 async def test_what_cannot_be_resumed_goes_on_over_a_second_stream() -> None:
-    """P2: a gateway that is back before anybody noticed its loss asks at once for all that it had, under the same ids."""
+    """A gateway that is back before anybody noticed its loss asks at once for all that it had, under the same ids."""
     async with stack(SLOW) as s, Gateway(s.address, "same") as old:
         handle = await old.submit(PROMPT, max_tokens=60, request_id="r")
         await old.tokens_of(handle, 3)

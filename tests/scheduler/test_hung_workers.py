@@ -1,4 +1,4 @@
-"""What is a hang and what is not: a partition is noticed in seconds, a long step never (design.md 8, issue 5 item 11)."""
+"""What is a hang and what is not: a partition is noticed in seconds, a long step never."""
 
 import asyncio
 import ctypes

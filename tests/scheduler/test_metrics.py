@@ -230,7 +230,7 @@ async def _count_turns(turns: list[None]) -> None:
 async def test_a_scrape_holds_no_step_up(
     monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    """issue 7: with a long queue the loop is free every few dozens of requests."""
+    """With a long queue the loop is free every few dozens of requests."""
     record_property("size", await _check_a_long_queue(1_500, monkeypatch))
 
 

@@ -1,4 +1,4 @@
-"""A scheduler with more than it can serve: the bounded queue, shares of tenants, limits of requests (operations.md 5)."""
+"""A scheduler with more than it can serve: the bounded queue, shares of tenants, limits of requests."""
 
 from typing import Any
 
@@ -255,7 +255,7 @@ _NEGATIVE, _ODD = wire_arrays.pack([-1]), b"\x00\x00\x00"
     ],
 )
 def test_what_a_request_asks_is_bounded_here_too(fields: dict[str, Any], field: str) -> None:
-    """A gateway is not to be trusted (operations.md 5, rule 6): INVALID_ARGUMENT names the field."""
+    """A gateway is not to be trusted: INVALID_ARGUMENT names the field."""
     with pytest.raises(InvalidArgument) as error:
         parse(_submit(**fields), 0)
     assert field in [violation.field for violation in error.value.violations]

@@ -279,7 +279,7 @@ def test_unknown_names() -> None:
 def test_wrong_files_are_named_with_field_and_line(
     tmp_path: Path, text: str, name: str, at: str, texts: list[str]
 ) -> None:
-    """Issue 3, "Bad input": an unknown part or contradicting limits in a file: file and field."""
+    """An unknown part or contradicting limits in a file: file and field."""
     path = written(tmp_path, text, name)
     message = refused(path)
     assert message.startswith(path + at) and all(part in message for part in texts), message

@@ -193,7 +193,7 @@ def steady_state(num_seqs: int) -> tuple[RowPlanner, StepPlan]:
 
 
 def test_steady_decode_says_nothing() -> None:
-    """The message's size does not grow with the batch (design.md 3.3): 4 or 256 decoding rows, the same few bytes."""
+    """The message's size does not grow with the batch: 4 or 256 decoding rows, the same few bytes."""
     sizes = []
     for num_seqs in (4, 256):
         planner, plan = steady_state(num_seqs)

@@ -1,4 +1,4 @@
-"""SetPolicy of a running scheduler: what holds from the next step on, and what cannot be changed (design.md 4)."""
+"""SetPolicy of a running scheduler: what holds from the next step on, and what cannot be changed."""
 
 import grpc
 import pytest

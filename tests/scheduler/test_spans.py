@@ -1,4 +1,4 @@
-"""Spans of a request in the scheduler, seen by a real OTLP receiver (design.md 9)."""
+"""Spans of a request in the scheduler, seen by a real OTLP receiver."""
 
 import asyncio
 import functools
@@ -155,7 +155,7 @@ def told(span: ReceivedSpan) -> list[tuple[str, int, dict[str, object]]]:
 
 
 def test_reasons_are_those_of_quire_why(traced: OtlpReceiver) -> None:
-    """design.md 4: of the head and of those behind it, with their numbers, whether they were looked at or not."""
+    """Of the head and of those behind it, with their numbers, whether they were looked at or not."""
     gateway = setup("gateway")
 
     @run_async

@@ -1,4 +1,4 @@
-"""The worker goes away, hangs, fails a step: no stream is lost and every token comes exactly once (P2, design.md 8)."""
+"""The worker goes away, hangs, fails a step: no stream is lost and every token comes exactly once."""
 
 import contextlib
 import random
@@ -245,7 +245,7 @@ async def explained_as_a_suspect(admin: Admin, request_id: str) -> None:
 
 @run_async
 async def test_poisonous_requests_fail_alone() -> None:
-    """design.md 8: those that were in every lost step with them are computed one by one, and get what they get in peace."""
+    """Those that were in every lost step with them are computed one by one, and get what they get in peace."""
     expected = await undisturbed(60)
     async with stack(make_engine=DyingEngine) as s:
         handles = [await s.gateway.submit(p, max_tokens=60) for p in PROMPTS[:3]]

@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_bytes(folder: Path, tmp_path: Path) -> Non
 
 
 def test_predictions_are_near_direct_runs(predicted: dict[str, Any]) -> None:
-    """Issue 4: medians predicted from the recording are within 10 % of a direct simulation of each policy, which differ by more."""
+    """Medians predicted from the recording are within 10 % of a direct simulation of each policy, which differ by more."""
     direct = values_of("--policies", NAMES, *WORKLOAD)["workloads"]["bursts"]["policies"]
     for name, figures in direct.items():
         of_recording = predicted["policies"][name]
@@ -100,7 +100,7 @@ def test_what_predictions_rest_on_is_said(folder: Path, predicted: dict[str, Any
 
 
 def test_figures_are_those_of_quire_replay(folder: Path, predicted: dict[str, Any]) -> None:
-    """Issue 4: `quire replay REC --policy quire --json` predicts what the table says."""
+    """`quire replay REC --policy quire --json` predicts what the table says."""
     arguments = [str(folder / "bursts.rec"), "--policy", "quire", "--json"]
     replayed = json.loads(CliRunner().invoke(replay_command.app, arguments).stdout)
     assert replayed["predicted"] == predicted["policies"]["quire"]
@@ -149,7 +149,7 @@ BEATEN = replace(GOOD, ttft_p99_s=0.9, tpot_p99_s=0.019, throughput=1_001.0)
     ],
 )
 def test_each_bar_falls_alone(teacher: Figures, ours: Figures, why: str | None) -> None:
-    """Issue 4: better in all three at once, lost tokens beyond the best teacher's and 1 %; at the edge each still holds."""
+    """Better in all three at once, lost tokens beyond the best teacher's and 1 %; at the edge each still holds."""
     worse = replace(GOOD, ttft_p99_s=9.0, num_lost_tokens=5_000, num_done=90)
     found = bars.broken({"vllm-v0": worse, "vllm-v1": teacher, "vllm-v1-async": BEATEN, "quire": ours})
     assert len(found) == (why is not None)
@@ -175,7 +175,7 @@ def test_a_check_that_fails_ends_with_status_1(folder: Path, monkeypatch: pytest
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "direct"])
 def test_what_quire_promises_holds(tmp_path: Path, is_recorded: bool) -> None:
-    """Issue 4: on all four workloads, beside vllm-v0, vllm-v1 and chitu: predicted from recordings, and simulated directly."""
+    """On all four workloads, beside vllm-v0, vllm-v1 and chitu: predicted from recordings, and simulated directly."""
     source: tuple[str, ...] = ()
     if is_recorded:
         source = ("--from", str(tmp_path))

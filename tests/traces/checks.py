@@ -1,4 +1,4 @@
-"""What must hold of each request's trace: its shape, its times, and that its numbers are those of the step log (design.md 9)."""
+"""What must hold of each request's trace: its shape, its times, and that its numbers are those of the step log."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A trace of every request, whatever became of it, over all three services; its numbers are the step log's (issue 7; design.md 9).
+"""A trace of every request, whatever became of it, over all three services; its numbers are the step log's.
 
 Under two policies: one that computes again whom it preempted and one that swaps.
 """
@@ -150,7 +150,7 @@ def _all(run: Run, count: int, otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPat
 def test_every_kind_of_request(
     otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """R12, issue 7: one root each, no orphan, all three services, times nest, events with the numbers of the step log."""
+    """R12: one root each, no orphan, all three services, times nest, events with the numbers of the step log."""
     record_property("size", _all(_here, 300, otlp, monkeypatch, tmp_path))
 
 

@@ -89,7 +89,7 @@ def test_what_the_libraries_write_of_each_batch_is_in_that_line(
 
 
 def test_settings_are_ours_unless_the_variables_say_otherwise() -> None:
-    """operations.md 2.4: 32,768 spans may wait, 2,048 go out together, after a second at most; a batch fits the queue."""
+    """32,768 spans may wait, 2,048 go out together, after a second at most; a batch fits the queue."""
     assert BatchSettings.of({}) == BatchSettings(32_768, 2_048, 1_000)
     environ = {"OTEL_BSP_MAX_QUEUE_SIZE": "1000", "OTEL_BSP_SCHEDULE_DELAY": "20"}
     assert BatchSettings.of(environ) == BatchSettings(1_000, 1_000, 20)
@@ -116,7 +116,7 @@ class Stuck(SpanExporter):
 
 def test_a_full_queue_leaves_spans_out_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for room, and no more is held than may be; shutting down gives up after a while."""
-    assert trace_export._SHUTDOWN_S == 2.0, "operations.md 2.4"
+    assert trace_export._SHUTDOWN_S == 2.0
     monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
     exporter = Stuck()
     processor = BoundedProcessor(exporter, BatchSettings(max_queue_size=50, max_batch_size=10, delay_ms=10))

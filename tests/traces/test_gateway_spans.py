@@ -51,7 +51,7 @@ def _chat(**changes: Any) -> pb.ChatRequest:
 
 
 def test_genai_attributes(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """operations.md 2.1: those required, those recommended; and not a word of what was said."""
+    """Those required, those recommended; and not a word of what was said."""
     sampling = pb.SamplingParams(temperature=0.5, top_p=0.75, top_k=7, seed=11, n=2, frequency_penalty=0.5)
     with exporting(otlp, monkeypatch):
         spans = _calls(

@@ -1,4 +1,4 @@
-"""Which traces are recorded: OpenTelemetry's variables, and how much callers can force (operations.md 2.4)."""
+"""Which traces are recorded: OpenTelemetry's variables, and how much callers can force."""
 
 import secrets
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Adapters in the engine (issue 5): several in one batch beside the base equal PEFT alone, and no row's bits know of the others."""
+"""Adapters in the engine: several in one batch beside the base equal PEFT alone, and no row's bits know of the others."""
 
 import random
 
@@ -142,7 +142,7 @@ class AdapterChaos(Chaos):
 
 
 def test_bits_do_not_depend_on_company(world):
-    """design.md 6: rows with adapters and rows without keep their bits under any schedule beside any others."""
+    """Rows with adapters and rows without keep their bits under any schedule beside any others."""
     assert world.engine.invariant
     alone = world.driver()
     for name, prompt in world.prompts.items():

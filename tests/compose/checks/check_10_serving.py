@@ -1,4 +1,4 @@
-"""The stack serves, and shows what it did: both doors, one trace over three services, metrics, dashboards (issue 7, Build 5)."""
+"""The stack serves, and shows what it did: both doors, one trace over three services, metrics, dashboards."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What docker-compose.yml promises of containers, as the kernel and the engine have it (operations.md 5, rule 9)."""
+"""What docker-compose.yml promises of containers, as the kernel and the engine have it."""
 
 import json
 from pathlib import Path

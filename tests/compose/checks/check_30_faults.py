@@ -1,4 +1,4 @@
-"""P2 in containers: what dies, freezes or loses its network costs no stream a token (design.md 1, operations.md 3)."""
+"""In containers: what dies, freezes or loses its network costs no stream a token."""
 
 import time
 
@@ -42,7 +42,7 @@ def _begun(door: Client) -> Streams:
 def test_killed_it_comes_back_and_no_stream_notices(
     cpu: Stack, door: Client, expected: list[list[int]], figures: Figures, service: str
 ) -> None:
-    """P2: SIGKILL from outside; the restart policy brings it back, streams go on, with the same tokens."""
+    """SIGKILL from outside; the restart policy brings it back, streams go on, with the same tokens."""
     restarts = cpu.inspect(service)["RestartCount"]
     with door:
         streams = _begun(door)
@@ -89,7 +89,7 @@ def test_frozen_and_thawed(cpu: Stack, door: Client, expected: list[list[int]], 
 
 
 def test_a_reader_that_leaves_frees_its_blocks(cpu: Stack, door: Client, figures: Figures) -> None:
-    """P7: asked of the operators' door, through the gateway, which relays it to the scheduler."""
+    """Asked of the operators' door, through the gateway, which relays it to the scheduler."""
     with AdminClient(ADMIN) as admin:
         with door:
             streams = [door.generate_stream(prompt, GREEDY, timeout_s=60) for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""The screen of `quire top` as a pure function of numbers, view and size (issue 7, 3)."""
+"""The screen of `quire top` as a pure function of numbers, view and size."""
 
 import io
 import time

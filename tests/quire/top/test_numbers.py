@@ -1,4 +1,4 @@
-"""What `quire top` makes of a scheduler's answers (issue 7, 3): pure functions of messages."""
+"""What `quire top` makes of a scheduler's answers: pure functions of messages."""
 
 import json
 
@@ -91,7 +91,7 @@ def test_failed_steps_are_counted_and_not_timed() -> None:
 
 
 def test_every_reason_has_words() -> None:
-    """design.md 4, Explain: none is told by its code alone."""
+    """None is told by its code alone."""
     assert set(NOW) == set(Reason)
     assert len(set(NOW.values())) == len(NOW)
     for reason in Reason:

@@ -29,7 +29,7 @@ class MadeUp:
 
 @given(now=st.integers(1, 500), need=st.integers(1, 9_000))
 def test_one_key_that_is_enough_is_found_to_the_unit(now: int, need: int) -> None:
-    """design.md 4: just enough admits, one unit less does not."""
+    """Just enough admits, one unit less does not."""
     need = max(need, now + 1)
     trial = MadeUp({"num_gpu_blocks": now, "max_num_seqs": 4}, lambda v: v["num_gpu_blocks"] >= need)
     assert find_counterfactual(trial, Reason.NEED_BLOCKS) == {"num_gpu_blocks": need}

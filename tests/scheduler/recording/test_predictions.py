@@ -68,7 +68,7 @@ async def real_run(
 def test_medians_are_predicted_within_a_fifth(
     recorded: str, asked: str, buffers: list[RecordBuffer], record_property: Callable[[str, object], None]
 ) -> None:
-    """Issue 4: predicted medians of TTFT and TPOT within 20 % of a real run of that policy on simulated workers."""
+    """Predicted medians of TTFT and TPOT within 20 % of a real run of that policy on simulated workers."""
     found: dict[str, float] = {}
 
     async def test() -> None:

@@ -98,7 +98,7 @@ def num_named(told: Counter[str]) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_just_enough_lets_it_in_and_one_less_does_not(policy: str) -> None:
-    """Issue 4, P1: waits picked at random under every preset; those that hang on a number name one."""
+    """Waits picked at random under every preset; those that hang on a number name one."""
     told = check(policy, 2, 6)
     assert num_named(told) >= 2 or presets.preset(policy).schedules_tasks, told
 
@@ -107,7 +107,7 @@ def test_just_enough_lets_it_in_and_one_less_does_not(policy: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_just_enough_lets_it_in_many(policy: str, record_property: Record) -> None:
-    """Issue 4, P1: the same for many."""
+    """The same for many."""
     told = check(policy, 30, 10)
     hanging = {r: c for r, c in told.items() if Reason(r.removesuffix(" -")) in KEYS}
     named = sum(count for reason, count in hanging.items() if not reason.endswith("-"))
@@ -144,7 +144,7 @@ def test_the_same_is_seen_by_a_whole_what_if() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_reasons_account_for_the_whole_of_waiting(policy: str) -> None:
-    """Issue 4: all steps in which a request waited have a reason beyond having come, and all time; the bar is 99 %."""
+    """All steps in which a request waited have a reason beyond having come, and all time; the bar is 99 %."""
     waited = unexplained = 0
     for seed in range(6):
         life = explained(policy, 1_000 + seed)

@@ -147,7 +147,7 @@ def test_a_very_long_run(policy: str, record_property: Record) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_very_long_run_in_another_process_and_what_if_of_it(tmp_path: Path, record_property: Record) -> None:
-    """R201, issue 4: 10,000 steps in a file, again in a process that hashes otherwise; asked what if, in under a minute of CPU."""
+    """R201: 10,000 steps in a file, again in a process that hashes otherwise; asked what if, in under a minute of CPU."""
     path = tmp_path / "long.rec"
     life = recorded_steps("quire", 1, 10_000, segment_steps=1_000)
     life.write(path)

@@ -149,7 +149,7 @@ def test_invariance_with_a_smaller_cache(path):
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int8", "float64", ""])
 def test_unsupported_cache_dtypes(path, name):
-    """Refused before anything is loaded, with what there is (issue 5, Bad input)."""
+    """Refused before anything is loaded, with what there is."""
     words = r"--kv-cache-dtype: .* is not supported; use auto, float32, bfloat16, float16"
     with pytest.raises(ConfigError, match=words) as caught:
         WorkerSettings.of(model=path, kv_cache_dtype=name)

@@ -1,4 +1,4 @@
-"""The engine on real checkpoints gives what `transformers.generate` gives (issue 2, Must show)."""
+"""The engine on real checkpoints gives what `transformers.generate` gives."""
 
 import random
 

@@ -1,5 +1,5 @@
 """Every model family on the worker: tokens and logprobs of `transformers.generate` through whatever a scheduler may do to a row,
-vectors of AutoModel's hidden states (issue 5, Build 9). A sample here, the whole in `make test-long`; both sizes are printed.
+vectors of AutoModel's hidden states. A sample here, the whole in `make test-long`; both sizes are printed.
 
 docs/models.md is made from the names below (`tests/models_page.py`).
 """

@@ -127,7 +127,7 @@ def streams(engine: ModelEngine, rows: Sequence[Options], num_drafts: int) -> tu
 
 @pytest.mark.parametrize("seed", range(3))
 def test_streams_are_the_same_with_and_without_drafts_under_all_options(engine, seed):
-    """R150: drafts come from the worker; one is accepted iff the sampler draws it, and every rule sees each place (design.md 6)."""
+    """R150: drafts come from the worker; one is accepted iff the sampler draws it, and every rule sees each place."""
     rng = random.Random(seed)
     rows = [replace(random_options(rng), num_tops=0) for _ in range(16)]
     expected, num_plain = streams(engine, rows, 0)
@@ -144,7 +144,7 @@ def test_streams_are_the_same_with_and_without_drafts_under_all_options(engine, 
 @pytest.mark.parametrize("num_rows", [16, pytest.param(64, marks=pytest.mark.long)])
 @NEEDS_INVARIANCE
 def test_a_row_has_the_same_tokens_alone_and_in_a_batch(engine, num_rows):
-    """All options, all rows beside each other, then one by one (design.md 6)."""
+    """All options, all rows beside each other, then one by one."""
     assert engine.invariant
     rng = random.Random(num_rows)
     rows = [replace(random_options(rng), num_tops=0) for _ in range(num_rows)]

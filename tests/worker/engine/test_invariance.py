@@ -1,4 +1,4 @@
-"""The invariance contract (design.md 6): a token's logits are bitwise the same for any batch, chunking, block placement, prefix
+"""The invariance contract: a token's logits are bitwise the same for any batch, chunking, block placement, prefix
 hit, recompute or swap. Each scenario is a seeded random life of several sequences, compared bit for bit with each one alone."""
 
 import random

@@ -1,4 +1,4 @@
-"""Sampling is a pure function of (seed, sequence index, position, logits) per row (design.md 6)."""
+"""Sampling is a pure function of (seed, sequence index, position, logits) per row."""
 
 import math
 

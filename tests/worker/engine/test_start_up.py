@@ -42,7 +42,7 @@ def copied(llama, tmp_path):
 
 
 def test_pickled_weights_are_refused_with_the_way_to_convert(copied):
-    """Only safetensors are read; the message says how to convert (issue 2, Bad input)."""
+    """Only safetensors are read; the message says how to convert."""
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     with pytest.raises(ConfigError, match=r"isolated process: quire convert FOLDER NEW_FOLDER") as caught:
         load(copied)
@@ -121,7 +121,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_what_is_not_attention_is_named(model_type, tmp_path):
-    """Mixers that do not come through AttentionInterface are refused by naming the module (design.md 6)."""
+    """Mixers that do not come through AttentionInterface are refused by naming the module."""
     config, words = REFUSED[model_type]
     path = make_model(config | {"model_type": model_type}, tmp_path / model_type)
     with pytest.raises(ConfigError, match=words) as caught:
@@ -184,7 +184,7 @@ def test_a_layer_that_is_not_reached_is_found_by_the_probe(llama, monkeypatch):
 
 
 def test_dynamic_rotary_scaling_is_refused(tmp_path):
-    """`dynamic` depends on the longest sequence of a batch (design.md 6)."""
+    """`dynamic` depends on the longest sequence of a batch."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     path = make_checkpoint("llama", tmp_path / "m", rope_parameters=scaling)
     with pytest.raises(ConfigError, match="dynamic"):

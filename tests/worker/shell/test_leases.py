@@ -1,4 +1,4 @@
-"""Ownership (design.md 3.3): epochs, leases, resuming, fencing. Time is a number here."""
+"""Ownership: epochs, leases, resuming, fencing. Time is a number here."""
 
 import pytest
 from hypothesis import settings

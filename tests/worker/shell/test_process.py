@@ -65,7 +65,7 @@ def test_signal_during_a_long_load_ends_the_process_soon() -> None:
 
 
 def test_port_in_use_says_what_to_do_and_exits_with_2() -> None:
-    """Issue 2, bad input: a port in use is a clear error."""
+    """A port in use is a clear error."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

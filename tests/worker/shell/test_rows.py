@@ -95,7 +95,7 @@ def test_void_batch_keeps_counts_and_waits_to_be_mentioned() -> None:
 
 
 def test_multi_step_repeats_the_rows_that_got_a_token() -> None:
-    """design.md 3.3: `num_decode_steps` decode steps for one message."""
+    """`num_decode_steps` decode steps for one message."""
     rows = table()
     batch = rows.apply(step(add=[Row(0, [1, 2], [0, 1], 2), Row(1, [1] * 5, [2, 3], 4)], num_decode_steps=3))
     starts = []

@@ -332,7 +332,7 @@ def test_cancelled_loads_and_bundles_leave_no_task() -> None:
 
 
 def test_typed_error_has_retry_info_on_the_wire() -> None:
-    """operations.md 1.3: a refusal carries RetryInfo, so any client can wait the right time."""
+    """A refusal carries RetryInfo, so any client can wait the right time."""
 
     async def test() -> None:
         async with running(fast(owner_lease_s=3.0)) as worker:

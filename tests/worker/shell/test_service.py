@@ -40,7 +40,7 @@ async def health_of(channel: grpc.aio.Channel, service: str = "") -> str:
 
 
 def test_life_from_start_to_ready() -> None:
-    """design.md 3.3 and R8: load, profile, allocate; health and Describe follow."""
+    """R8: load, profile, allocate; health and Describe follow."""
 
     async def test() -> None:
         async with running(fast(load_s=0.05, time_scale=1.0)) as worker:
@@ -168,7 +168,7 @@ def test_bundle_that_is_not_what_the_limits_say_is_our_bug() -> None:
 
 
 def test_model_that_cannot_be_loaded_reaches_callers_and_ends_the_process() -> None:
-    """Issue 2, bad input: an unknown model is a clear error for LoadModel's callers and for who started the worker."""
+    """An unknown model is a clear error for LoadModel's callers and for who started the worker."""
 
     class Broken(SimulatedEngine):
         def load(self, progress):
@@ -226,7 +226,7 @@ def test_steps_in_results_out() -> None:
 
 
 def test_steps_may_be_sent_before_results_are_read() -> None:
-    """design.md 3.3: plan k+1 is written before result k is read; blocks are reused in step order."""
+    """Plan k+1 is written before result k is read; blocks are reused in step order."""
 
     async def test() -> None:
         async with running() as worker:

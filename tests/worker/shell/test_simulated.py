@@ -47,7 +47,7 @@ def test_tokens_do_not_depend_on_batch_chunks_or_blocks() -> None:
 
 
 def test_recompute_after_preemption_goes_on_with_the_same_tokens() -> None:
-    """P2: the tokens are the ones an undisturbed run would have given."""
+    """The tokens are the ones an undisturbed run would have given."""
     made = engine()
     tokens = tokens_by_row(made.execute(step(add=[Row(0, PROMPT, range(8), 5)])))[0] + decode(made, 3)
     known = PROMPT + tokens
@@ -147,7 +147,7 @@ def test_ends_only_when_told_to() -> None:
 
 
 def test_bundle_has_a_tokenizer_that_round_trips_any_text() -> None:
-    """design.md 3.2: a gateway serves it from the bundle alone."""
+    """A gateway serves it from the bundle alone."""
     bundle = worker_pb2.ModelBundle.FromString(engine().bundle())
     tokenizer = Tokenizer.from_str(bundle.tokenizer_json.decode())
     text = "def f(x):\n\treturn 'äöü 漢字 🙂\x00\x7f'"
@@ -167,7 +167,7 @@ def test_simulated_worker_imports_no_torch() -> None:
 
 
 def test_256_rows_run_at_well_over_100_steps_per_second() -> None:
-    """Issue 2, G: the engine itself must not be what limits a 256-sequence run."""
+    """The engine itself must not be what limits a 256-sequence run."""
     import time
 
     made = SimulatedEngine(fast(max_model_len=2048, num_gpu_blocks=20_000, block_size=16))

@@ -1,4 +1,4 @@
-"""Spans of the worker (design.md 9): sequences in the requests' traces, steps in their own, linked."""
+"""Spans of the worker: sequences in the requests' traces, steps in their own, linked."""
 
 from collections.abc import Sequence
 
@@ -140,7 +140,7 @@ def test_step_with_a_context_of_its_own_joins_that_trace() -> None:
 
 
 def test_links_are_at_most_32() -> None:
-    """The SDK silently drops links past 128; design.md 9 says 32."""
+    """The SDK silently drops links past 128; ours have at most 32."""
     traced = Traced()
     traced.run(add=[Row(i, [1], [i], 1, trace=traced.request()) for i in range(40)])
     [span] = traced.finished("worker.step")
