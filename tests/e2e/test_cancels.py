@@ -92,14 +92,14 @@ def _check(count: int) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_sample(record_property: Callable[[str, object], None]) -> None:
+def test_leaving_at_random_moments(record_property: Callable[[str, object], None]) -> None:
     """200 of them."""
     record_property("size", _check(200))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_whole(record_property: Callable[[str, object], None]) -> None:
+def test_a_thousand_that_leave_at_random_moments(record_property: Callable[[str, object], None]) -> None:
     """1,000 of them."""
     record_property("size", _check(1000))
 

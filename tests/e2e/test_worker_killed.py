@@ -86,12 +86,12 @@ def survive(plan: Plan, folder: Path) -> str:
     )
 
 
-def test_sample(tmp_path: Path, record_property: Record) -> None:
+def test_kills_at_chosen_moments_lose_no_token(tmp_path: Path, record_property: Record) -> None:
     """R3, R123: kill -9 between swap-out and forward, within a copy, at random: every token exactly once, and the same."""
     record_property("size", survive(SAMPLE, tmp_path))
 
 
-def test_whole_is_fifty_kills() -> None:
+def test_the_plan_has_fifty_kills() -> None:
     """As many as promised, each moment several times."""
     moments = sum((plan.moments for plan in WHOLE), Counter[str]())
     assert moments.total() == 50 and min(moments.values()) >= 2
@@ -151,6 +151,6 @@ def poison(killer: Killer, running: Supervised, readings: Readings) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plan", WHOLE, ids=str)
-def test_whole(plan: Plan, tmp_path: Path, record_property: Record) -> None:
+def test_every_kill_moment_of_the_plan(plan: Plan, tmp_path: Path, record_property: Record) -> None:
     """R3, R27, R123: at every moment, under policies that swap and that recompute, with chunks and without."""
     record_property("size", survive(plan, tmp_path))

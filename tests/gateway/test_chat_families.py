@@ -25,7 +25,7 @@ SAMPLE, WHOLE = 10, 500
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sample(family: str, tmp_path: Path, record_property: Any) -> None:
+def test_conversations_render_as_in_transformers(family: str, tmp_path: Path, record_property: Any) -> None:
     """Some conversations of each family."""
     record_property("size", f"{SAMPLE} of {WHOLE} conversations")
     compare(family, tmp_path, SAMPLE)
@@ -33,7 +33,7 @@ def test_sample(family: str, tmp_path: Path, record_property: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole(family: str, tmp_path: Path, record_property: Any) -> None:
+def test_many_conversations_render_as_in_transformers(family: str, tmp_path: Path, record_property: Any) -> None:
     """Many of each."""
     record_property("size", f"{WHOLE} of {WHOLE} conversations")
     compare(family, tmp_path, WHOLE)

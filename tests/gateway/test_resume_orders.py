@@ -246,14 +246,14 @@ def compare(num: int) -> None:
     asyncio.run(all_of_them())
 
 
-def test_sample_of_orders(record_property: Any) -> None:
+def test_streams_are_whole_in_any_order_of_events(record_property: Any) -> None:
     """Messages lost and repeated, streams lost at any moment, ends before tokens, stop strings, readers one after another."""
     record_property("size", f"{SAMPLE} of {WHOLE} lives")
     compare(SAMPLE)
 
 
 @pytest.mark.long
-def test_all_orders(record_property: Any) -> None:
+def test_streams_are_whole_in_many_orders_of_events(record_property: Any) -> None:
     """Many."""
     record_property("size", f"{WHOLE} of {WHOLE} lives")
     compare(WHOLE)

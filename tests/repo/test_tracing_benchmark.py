@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from benchmarks.open_load import Flow
 from benchmarks.tracing import __main__ as tracing
-from benchmarks.tracing.sink import Sink, closed_port
+from benchmarks.tracing.sink import Sink, unused_port
 
 
 def _message(num_spans: int) -> trace_service_pb2.ExportTraceServiceRequest:
@@ -34,7 +34,7 @@ def test_the_sink_counts_spans_and_may_hang() -> None:
 
 def test_nobody_listens_there() -> None:
     """A connection is refused."""
-    with closed_port() as port, socket.socket() as client:
+    with unused_port() as port, socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0
 
 

@@ -89,7 +89,7 @@ def test_greedy_tokens_are_those_of_the_cpu_backend(record_property):
 
 
 @pytest.mark.long
-def test_greedy_tokens_are_those_of_the_cpu_backend_whole(record_property):
+def test_greedy_tokens_of_a_long_run_are_those_of_the_cpu_backend(record_property):
     """R3, R18, R123: a longer run."""
     check(WHOLE, record_property)
 

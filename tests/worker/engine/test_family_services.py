@@ -157,7 +157,7 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
 
 @pytest.mark.parametrize("family", SAMPLE_FAMILIES)
 @run_async
-async def test_services_sample(family, families, monkeypatch, record_property):
+async def test_two_families_with_overlap(family, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, prefix hits, copy
     on write and batches of long and short sequences."""
     size = await compare(families[family], SERVINGS[0], monkeypatch)
@@ -168,7 +168,7 @@ async def test_services_sample(family, families, monkeypatch, record_property):
 @pytest.mark.parametrize("serving", SERVINGS, ids=lambda serving: serving.name)
 @pytest.mark.parametrize("family", FAMILIES)
 @run_async
-async def test_services(family, serving, families, monkeypatch, record_property):
+async def test_every_family_with_overlap(family, serving, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, recompute, prefix
     hits, copy on write, multi-step decode and batches of long and short sequences."""
     size = await compare(families[family], serving, monkeypatch)
