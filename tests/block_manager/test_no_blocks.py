@@ -3,7 +3,7 @@
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, CacheRules, Growth, PrefixHit
 from block_manager.rules.no_blocks import NoBlocks
-from tests.block_manager.sequences import prompt
+from tests.support.core.sequences import prompt
 
 
 def test_everything_is_possible_and_nothing_is_taken() -> None:

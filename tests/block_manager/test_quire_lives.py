@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, Growth, Pair
 from block_manager.rules.quire_rules import QuireRules
-from tests.block_manager.sequences import KnownSequence, prompt
+from tests.support.core.sequences import KnownSequence, prompt
 
 SIZE = 4
 Contents = dict[tuple[str, int], dict[int, tuple[object, ...]]]

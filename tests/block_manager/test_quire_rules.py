@@ -5,7 +5,7 @@ import pytest
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.rules.quire_rules import QuireRules
-from tests.block_manager.sequences import KnownSequence, fork, go_on, prompt, start
+from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, start
 
 SIZE = 4
 

@@ -3,7 +3,7 @@
 from block_manager import integrity
 from block_manager.rules.ranked import RankedRules
 from block_manager.rules.v1_pool import V1PoolRules
-from tests.block_manager.sequences import KnownSequence, go_on, prompt, start
+from tests.support.core.sequences import KnownSequence, go_on, prompt, start
 
 
 def ranked(num_ranks: int = 2, *, num_blocks: int = 5, caching: bool = False) -> RankedRules:

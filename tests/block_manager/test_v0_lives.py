@@ -11,7 +11,7 @@ from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, Pair, PrefixHit
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
-from tests.block_manager.sequences import KnownSequence, prompt
+from tests.support.core.sequences import KnownSequence, prompt
 
 SIZE = 4
 Group = list[KnownSequence]

@@ -8,7 +8,7 @@ from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, CacheRules, PrefixHit
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_pool import V1PoolRules
-from tests.block_manager.sequences import KnownSequence, fork, go_on, prompt, start
+from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, start
 
 SIZE = 4
 

@@ -2,7 +2,7 @@
 
 from block_manager import integrity
 from block_manager.rules.quire_rules import QuireRules
-from tests.block_manager.sequences import KnownSequence, fork, go_on, prompt, start
+from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, start
 
 SIZE, WINDOW = 4, 6
 

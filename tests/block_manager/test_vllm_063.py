@@ -4,9 +4,9 @@ import pytest
 
 from block_manager import integrity
 from block_manager.cache_rules import Growth, PrefixHit
-from tests.block_manager.sequences import KnownSequence, prompt
 from tests.block_manager.v0_moves import LATER, NEVER, OK, append, begin, can_admit, fork
 from tests.block_manager.v0_moves import make_063 as make
+from tests.support.core.sequences import KnownSequence, prompt
 
 
 def test_blocks_are_taken_from_zero_up_and_reused_last_freed_first() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from block_manager.cache_rules import Growth, PrefixHit
 from block_manager.hashing import HashChain, little_endian
-from tests.block_manager.sequences import prompt
 from tests.block_manager.v0_moves import append, begin, compute, fork
 from tests.block_manager.v0_moves import make_063 as make
+from tests.support.core.sequences import prompt
 
 
 def test_equal_prefixes_share_full_blocks() -> None:

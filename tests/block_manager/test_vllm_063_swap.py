@@ -3,9 +3,9 @@
 import pytest
 
 from block_manager import integrity
-from tests.block_manager.sequences import prompt
 from tests.block_manager.v0_moves import LATER, NEVER, OK, append, begin, fork
 from tests.block_manager.v0_moves import make_063 as make
+from tests.support.core.sequences import prompt
 
 
 def test_plain_swap_loses_sharing() -> None:

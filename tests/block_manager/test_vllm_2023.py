@@ -4,9 +4,9 @@ import pytest
 
 from block_manager import integrity
 from block_manager.cache_rules import Growth
-from tests.block_manager.sequences import KnownSequence, prompt
 from tests.block_manager.v0_moves import LATER, NEVER, OK, append_each, begin, can_admit, fork
 from tests.block_manager.v0_moves import make_2023 as make
+from tests.support.core.sequences import KnownSequence, prompt
 
 
 def test_the_highest_block_first_then_the_last_freed() -> None:

@@ -1,9 +1,9 @@
 """Cache rules of the 2023 manager, by hand: blocks by contents (section 6 of the requirements)."""
 
 from block_manager.cache_rules import Growth, PrefixHit
-from tests.block_manager.sequences import KnownSequence, prompt
 from tests.block_manager.v0_moves import OK, append_each, begin, can_admit, fork
 from tests.block_manager.v0_moves import make_2023 as make
+from tests.support.core.sequences import KnownSequence, prompt
 
 
 def test_seq0_and_seq1_share_equal_prefixes() -> None:

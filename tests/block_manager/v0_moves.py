@@ -4,7 +4,7 @@ from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, Growth, PrefixHit
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
-from tests.block_manager.sequences import KnownSequence
+from tests.support.core.sequences import KnownSequence
 
 OK, LATER, NEVER = AllocStatus.OK, AllocStatus.LATER, AllocStatus.NEVER
 Rules = Vllm063Rules | Vllm2023Rules

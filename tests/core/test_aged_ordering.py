@@ -8,8 +8,8 @@ from scheduler_svc.core.parts.costs import CostBook, Costs
 from scheduler_svc.core.parts.ordering import MOST_CLASSES, AgingPriority, class_of
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group
-from tests.core.builders import answer
-from tests.core.quire_builders import quire_core, request, running, serve, waiting
+from tests.support.core.builders import answer
+from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
 
 
 def group_of(name: str, **fields: object) -> Group:

@@ -6,7 +6,7 @@ from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import QueueKind, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules
-from tests.core.task_builders import Tasks, ids
+from tests.support.core.task_builders import Tasks, ids
 
 
 def crowded(num_blocks: int = 6, **knobs: object) -> Tasks:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.task_builders import Share, Tasks, ids, shares
+from tests.support.core.task_builders import Share, Tasks, ids, shares
 
 
 class Ranks(Tasks):

@@ -9,10 +9,10 @@ from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules
 from svc_common.errors import OutOfRange
-from tests.core.task_builders import Tasks, ids
 from tests.golden import family_chitu
 from tests.golden.compare import first_difference
 from tests.golden.scenario import read
+from tests.support.core.task_builders import Tasks, ids
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "golden" / "chitu").glob("*.json"))
 ENDS_OTHERWISE = {"err_decode_00", "err_prefill_00", "decode_only_mixed_00"}

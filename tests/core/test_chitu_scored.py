@@ -6,9 +6,9 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
 from svc_common.errors import ConfigError
-from tests.core.builders import make_request
-from tests.core.pipelines import Loop
-from tests.core.task_builders import Tasks, ids
+from tests.support.core.builders import make_request
+from tests.support.core.pipelines import Loop
+from tests.support.core.task_builders import Tasks, ids
 
 
 def test_nothing_to_do_takes_no_group() -> None:

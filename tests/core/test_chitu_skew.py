@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
-from tests.core.task_builders import Tasks, ids
+from tests.support.core.task_builders import Tasks, ids
 
 
 def skew(**knobs: object) -> Tasks:

@@ -6,7 +6,7 @@ from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.policies.chitu.scorers import deadline
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange, ResourceExhausted
-from tests.core.task_builders import Tasks, ids
+from tests.support.core.task_builders import Tasks, ids
 
 
 def test_a_task_is_a_prefill_until_its_prompt_is_computed() -> None:

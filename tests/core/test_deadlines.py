@@ -6,8 +6,8 @@ from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.deadlines import EXPIRED
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import DeadlineExceeded
-from tests.core.builders import answer
-from tests.core.quire_builders import quire_core, request, running, serve, waiting
+from tests.support.core.builders import answer
+from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
 
 COSTS = {"step_s": 0.5, "compute_token_s": 0.25}
 

@@ -12,7 +12,7 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import answer, next_token
+from tests.support.core.builders import answer, next_token
 
 STEP_S, MASK_S = 0.004, 0.02
 LIMITS = CoreLimits(

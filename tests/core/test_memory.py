@@ -13,7 +13,7 @@ from benchmarks.memory.recording import report
 from benchmarks.memory.runs import Job, Kind, Setting, serve_contiguous, serve_paged
 from benchmarks.memory.workloads import WORKLOADS, closed_form, constant, figures
 from scheduler_svc.observe.memory_view import memory_report
-from tests.core.builders import make_core, make_request, one_step
+from tests.support.core.builders import make_core, make_request, one_step
 
 # The paper gives its ranges as "about", and these workloads are not its data sets.
 TOLERANCE = 0.03

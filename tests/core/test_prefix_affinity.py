@@ -6,7 +6,7 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import CoreEvent, Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from tests.core.task_builders import Tasks
+from tests.support.core.task_builders import Tasks
 
 SIZE = 4
 """Tokens of a block."""

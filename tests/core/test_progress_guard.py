@@ -3,8 +3,8 @@
 from collections import Counter
 
 from scheduler_svc.core.parts.progress_guard import MAX_FRUITLESS, ProgressGuard
-from tests.core.builders import make_request
-from tests.core.pipelines import Loop, build
+from tests.support.core.builders import make_request
+from tests.support.core.pipelines import Loop, build
 
 
 def test_preemptions_count_until_anybody_gains_a_token() -> None:

@@ -10,11 +10,20 @@ from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import answer
-from tests.core.lives import Life
-from tests.core.quire_builders import CHEAP_SWAP, DEAR_SWAP, quire_core, request, running, serve, swapped, waiting
-from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
+from tests.support.core.builders import answer
+from tests.support.core.lives import Life
+from tests.support.core.quire_builders import (
+    CHEAP_SWAP,
+    DEAR_SWAP,
+    quire_core,
+    request,
+    running,
+    serve,
+    swapped,
+    waiting,
+)
+from tests.support.core.random_policies import random_setting
 
 
 def step(core: Scheduler, now: float = 0.0) -> StepPlan:

@@ -13,7 +13,7 @@ from scheduler_svc.core.parts.admission_forecast import BlockDemand
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
-from tests.core.quire_builders import quire_core, request, running, serve, waiting
+from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
 
 
 def floats(*numbers: float) -> np.ndarray:

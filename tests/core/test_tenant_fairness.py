@@ -14,8 +14,8 @@ from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import snapshot
-from tests.core.builders import answer
-from tests.core.quire_builders import quire_core, request, running, serve, waiting
+from tests.support.core.builders import answer
+from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
 
 LONG = {"max_num_seqs": 1, "max_model_len": 3_000, "num_gpu_blocks": 2_000, "max_num_batched_tokens": 4_000}
 ROOMY = {"num_gpu_blocks": 400, "max_num_batched_tokens": 64}

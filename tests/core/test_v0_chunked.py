@@ -3,7 +3,17 @@
 import pytest
 
 from scheduler_svc.core.request import SequenceStatus
-from tests.core.v0_builders import add, answer, chunks, finish, make_chunked, move_to_host, one_step, queues, steps
+from tests.support.core.v0_builders import (
+    add,
+    answer,
+    chunks,
+    finish,
+    make_chunked,
+    move_to_host,
+    one_step,
+    queues,
+    steps,
+)
 
 
 def test_decodes_come_first_then_chunks_then_new_prompts() -> None:

@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.v0_builders import add, answer, chunks, finish, make_v0, names, one_step, queues, steps, until
+from tests.support.core.v0_builders import add, answer, chunks, finish, make_v0, names, one_step, queues, steps, until
 
 PRESETS = pytest.mark.parametrize("preset", ["vllm-v0", "vllm-2023", "vllm-v0-chunked"])
 

@@ -7,7 +7,7 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step_draft import StepDraft
-from tests.core.v0_builders import (
+from tests.support.core.v0_builders import (
     add,
     chunks,
     finish,

@@ -6,7 +6,7 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.v0_builders import add, answer, finish, make_v0, one_step, queues, steps
+from tests.support.core.v0_builders import add, answer, finish, make_v0, one_step, queues, steps
 
 STOPPED, LENGTH = SequenceStatus.FINISHED_STOPPED, SequenceStatus.FINISHED_LENGTH_CAPPED
 

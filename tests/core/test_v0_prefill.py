@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.request import SequenceStatus
-from tests.core.v0_builders import add, chunks, make_chunked, make_v0, names, one_step, queues, steps, until
+from tests.support.core.v0_builders import add, chunks, make_chunked, make_v0, names, one_step, queues, steps, until
 
 IGNORED = SequenceStatus.FINISHED_IGNORED
 

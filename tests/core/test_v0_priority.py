@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.v0_builders import add, chunks, finish, make_v0, names, one_step, queues, steps
+from tests.support.core.v0_builders import add, chunks, finish, make_v0, names, one_step, queues, steps
 
 
 def make_core(**given) -> Scheduler:

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.request import SequenceStatus
-from tests.core.v0_builders import (
+from tests.support.core.v0_builders import (
     add,
     answer,
     chunks,

@@ -8,7 +8,7 @@ from block_manager.cache_rules import AllocStatus
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.v0_builders import (
+from tests.support.core.v0_builders import (
     add,
     chunks,
     finish,

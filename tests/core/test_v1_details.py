@@ -7,7 +7,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
-from tests.core.builders import make_core, make_request, one_step, shares, waiting
+from tests.support.core.builders import make_core, make_request, one_step, shares, waiting
 
 EOS, STOP, PLAIN = 90, 91, 92
 

@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import AlreadyExists, ConfigError, InvalidArgument, OutOfRange
-from tests.core.builders import EOS, answer, make_core, make_request, one_step, shares, waiting
+from tests.support.core.builders import EOS, answer, make_core, make_request, one_step, shares, waiting
 
 
 def test_budget_of_ten_with_prompts_3_5_12() -> None:

@@ -16,7 +16,7 @@ from quire import SamplingParams
 from quire.client.sync_client import AsyncClient, Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import Cancelled, DeadlineExceeded
-from tests.e2e.commands import blocks, steps
+from tests.support.stack.commands import blocks, steps
 
 _LONG = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
 

@@ -14,8 +14,8 @@ from quire.built_in_model import default_model
 from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.checkpoints import FAMILIES, make_checkpoint
-from tests.e2e.oracle import Expected, Job, expected, mixed_jobs
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.stack.oracle import Expected, Job, expected, mixed_jobs
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4

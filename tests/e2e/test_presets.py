@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.composition.presets import policy_names
-from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
 from tests.e2e.preset_cases import Case, compare
+from tests.support.stack import mixed_requests
 
 _COUNT, _SAMPLE_COUNT = 64, 15
 _important_first = signs.important_first(mixed_requests.asks(_COUNT))

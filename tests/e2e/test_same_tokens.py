@@ -13,13 +13,13 @@ import pytest
 from quire import LLM
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
-from tests.e2e.commands import steps
-from tests.e2e.mixed_requests import Outputs
 from tests.e2e.preset_cases import Case, compare
-from tests.e2e.supervised import Case as Asked
-from tests.e2e.supervised import kills, read_all, supervised
+from tests.support.stack import mixed_requests
+from tests.support.stack.commands import steps
+from tests.support.stack.mixed_requests import Outputs
+from tests.support.stack.supervised import Case as Asked
+from tests.support.stack.supervised import kills, read_all, supervised
 
 Recorder = Callable[[str, object], None]
 _COUNT, _SAMPLE_COUNT = 64, 15

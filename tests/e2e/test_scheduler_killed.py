@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e import kill_requests, scheduler_kills
-from tests.e2e.supervised import Supervised
+from tests.support.stack import kill_requests, scheduler_kills
+from tests.support.stack.supervised import Supervised
 
 Record = Callable[[str, object], None]
 SAMPLE, WHOLE = 5, 50

@@ -14,8 +14,8 @@ import pytest
 
 from quire.local_stack.stack import LocalStack
 from tests.e2e import schema_requests
-from tests.e2e.commands import blocks, steps
 from tests.e2e.schema_requests import Ask, Outputs
+from tests.support.stack.commands import blocks, steps
 
 Record = Callable[[str, object], None]
 FEW_BLOCKS = ("restraint=null",)

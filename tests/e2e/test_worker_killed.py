@@ -15,11 +15,11 @@ import pytest
 
 from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
-from tests.e2e import kill_requests
-from tests.e2e.commands import blocks
-from tests.e2e.kill_plan import AT_RANDOM, Killer
-from tests.e2e.kill_signs import LOSS, POISON, POISON_TOKEN
-from tests.e2e.supervised import NOTICED_S, Readings, Supervised, is_serving, supervised
+from tests.support.stack import kill_requests
+from tests.support.stack.commands import blocks
+from tests.support.stack.kill_plan import AT_RANDOM, Killer
+from tests.support.stack.kill_signs import LOSS, POISON, POISON_TOKEN
+from tests.support.stack.supervised import NOTICED_S, Readings, Supervised, is_serving, supervised
 
 Record = Callable[[str, object], None]
 TIGHT = ("--dtype", "float32", "--max-model-len", "256", "--swap-space", "8MiB", "--num-gpu-blocks-override", "30")

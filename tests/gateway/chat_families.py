@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from tests import checkpoints
-from tests.gateway import models
+from tests.support import checkpoints
+from tests.support.services import models
 from worker_svc.model.bundle import make_bundle
 
 # Phi-3.5-MoE talks as Phi-3 does.

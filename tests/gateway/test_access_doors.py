@@ -22,8 +22,8 @@ from protos.inference.v1 import admin_pb2, admin_pb2_grpc
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import QuireError
 from svc_common.net import rpc
-from tests.gateway.access_keys import FILE, KEYS, bearer, metadata, tenants_file
-from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
+from tests.support.services.access_keys import FILE, KEYS, bearer, metadata, tenants_file
+from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]

@@ -14,7 +14,7 @@ from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.access.tenants_file import parse_tenants, read_tenants
 from quire.cli.serving.keys import app as keys_command
 from svc_common.errors import ConfigError, PermissionDenied, QuireError, ResourceExhausted, Unauthenticated
-from tests.gateway.access_keys import FILE, KEYS, bearer, tenants_file
+from tests.support.services.access_keys import FILE, KEYS, bearer, tenants_file
 
 FAR = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 

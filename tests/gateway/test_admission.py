@@ -19,8 +19,8 @@ from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.net import rpc
 from svc_common.tenant_load import Load
-from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
 from tests.gateway.test_scheduler_link import wait_for_health
+from tests.support.services.scripted_engine import asynchronous, finished, pair, tokens
 
 HELLO = pb.GenerateRequest(text="hello", stop=pb.StopConditions(max_tokens=4))
 MINUTE_NS = 60_000_000_000

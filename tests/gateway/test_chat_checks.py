@@ -13,7 +13,7 @@ from gateway_svc.checks.validation import SamplingDefaults, check_parameters
 from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import InvalidArgument
-from tests.gateway import models
+from tests.support.services import models
 
 USER = pb.Message(role="user", content="hi")
 TOOL = pb.Tool(name="add", parameters_json='{"type": "object"}')

@@ -19,8 +19,8 @@ from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from tests.gateway import models
-from tests.gateway.chat_outputs import Parts, parsing
+from tests.support.services import models
+from tests.support.services.chat_outputs import Parts, parsing
 
 EOS = 0
 HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich 😀"}}\n</tool_call>'

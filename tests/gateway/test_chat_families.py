@@ -17,8 +17,8 @@ from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import InvalidArgument
-from tests.gateway import models
 from tests.gateway.chat_families import FAMILIES, WITH_TOOLS, as_request, conversation, load_family, write_family
+from tests.support.services import models
 from worker_svc.model.bundle import make_bundle
 
 SAMPLE, WHOLE = 10, 500

@@ -20,9 +20,9 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import GrammarCompiler
-from tests.gateway import models
-from tests.gateway.chat_outputs import parsed
 from tests.gateway.test_chat_events import hear, with_special
+from tests.support.services import models
+from tests.support.services.chat_outputs import parsed
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {

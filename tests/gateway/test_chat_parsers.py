@@ -13,7 +13,7 @@ from gateway_svc.chat.tool_calls.call_parser import MAX_HELD_CHARS
 from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
 from gateway_svc.text.parts import CONTENT, REASONING, PartKind, TextSpan
 from svc_common.errors import InvalidArgument
-from tests.gateway.chat_outputs import Parts, cut, parsed, parsing
+from tests.support.services.chat_outputs import Parts, cut, parsed, parsing
 
 ARGUMENTS = '{"city": "Pa\\"}ris</tool_call>", "n": [1, {"x": null}], "é": "😀"}'
 CALL = ("call", "0:get_weather", ARGUMENTS)

@@ -8,7 +8,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from gateway_svc.text import chat_template
 from gateway_svc.text.chat_template import ChatTemplate
 from svc_common.errors import FailedPrecondition, InvalidArgument
-from tests.gateway import models
+from tests.support.services import models
 
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & 'exact'."},

@@ -13,9 +13,9 @@ from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 from svc_common.errors import Internal
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
 from tests.gateway.test_scheduler_link import error_of, read_events
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
 
 ONE = tiny().encode("one two three four")
 TWO = tiny().encode("five six seven")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_svc.text.detokenizer import TextSegment
-from tests.gateway import models
+from tests.support.services import models
 
 TOKENS = st.lists(st.integers(0, 4095), max_size=60)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)

@@ -12,10 +12,10 @@ from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument, NotFound, OutOfRange
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, asynchronous, finished, pair, tokens
 from tests.gateway.test_choices import openai_client
 from tests.gateway.test_scheduler_link import error_of
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import Attachment, asynchronous, finished, pair, tokens
 
 VECTORS = [[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]
 

@@ -16,7 +16,7 @@ from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import AlreadyExists, Internal, ResourceExhausted
-from tests.gateway.scripted_engine import asynchronous, tokens
+from tests.support.services.scripted_engine import asynchronous, tokens
 
 FAR_NS = 60_000_000_000
 

@@ -13,7 +13,7 @@ from protos.common.v1 import common_pb2
 from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX, GrammarCompiler
-from tests.gateway.models import TINY, fallback_tokenizer
+from tests.support.services.models import TINY, fallback_tokenizer
 
 EOS_IDS = (0, 1)
 VOCAB_SIZE = 4096

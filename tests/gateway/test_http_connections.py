@@ -18,7 +18,7 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.http.limits import HttpLimits, PeerConnections
 from gateway_svc.http.server import HttpServer
 from quire.local_stack.stack import LocalStack
-from tests.gateway.scripted_engine import PATIENCE_S, asynchronous
+from tests.support.services.scripted_engine import PATIENCE_S, asynchronous
 
 pytestmark = pytest.mark.processes
 

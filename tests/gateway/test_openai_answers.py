@@ -13,7 +13,7 @@ from gateway_svc.openai.answers.outputs import Prompt
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
-from tests.gateway.models import tiny
+from tests.support.services.models import tiny
 
 HEAD = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": "f"}
 PROMPT = tiny().encode("once upon")

@@ -17,8 +17,17 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, engine, finished, gateway, pair, tokens
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import (
+    Attachment,
+    Gateway,
+    asynchronous,
+    engine,
+    finished,
+    gateway,
+    pair,
+    tokens,
+)
 
 USER = [{"role": "user", "content": "hi"}]
 WORDS = tiny().encode("once upon a time")

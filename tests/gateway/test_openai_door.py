@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from quire.local_stack.stack import LocalStack
-from tests.gateway.scripted_engine import asynchronous
 from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
+from tests.support.services.scripted_engine import asynchronous
 
 pytestmark = pytest.mark.processes
 

@@ -10,8 +10,8 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, Gateway, asynchronous, pair
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, pair
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OBJECT = '{"type":"object"}'

@@ -13,8 +13,8 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.worker.v1 import worker_pb2
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, asynchronous, engine, finished, gateway, tokens
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import Attachment, asynchronous, engine, finished, gateway, tokens
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"

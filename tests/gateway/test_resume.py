@@ -13,9 +13,9 @@ import pytest
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import QuireError
 from svc_common.net import rpc
-from tests.gateway.reading import Read
-from tests.gateway.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, Gateway, asynchronous, gateway
-from tests.scheduler.harness import Admin, scheduler, worker
+from tests.support.services.harness import Admin, scheduler, worker
+from tests.support.services.reading import Read
+from tests.support.services.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, Gateway, asynchronous, gateway
 
 SLOW = {"time_scale": 0.4}
 TEXT = "the quick brown fox jumps over the lazy dog"

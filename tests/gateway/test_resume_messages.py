@@ -10,8 +10,16 @@ from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 from svc_common.net import rpc
-from tests.gateway.reading import Read
-from tests.gateway.scripted_engine import Attachment, Gateway, ScriptedEngine, asynchronous, finished, pair, tokens
+from tests.support.services.reading import Read
+from tests.support.services.scripted_engine import (
+    Attachment,
+    Gateway,
+    ScriptedEngine,
+    asynchronous,
+    finished,
+    pair,
+    tokens,
+)
 
 STATE = engine_pb2.FrontendState(model="tiny")
 PROMPT = [5, 6, 7]

@@ -20,10 +20,10 @@ from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import ResourceExhausted
-from tests.gateway import models
-from tests.gateway.chat_outputs import parsing
-from tests.gateway.reading import Read
-from tests.gateway.scripted_engine import PATIENCE_S, asynchronous, finished, tokens
+from tests.support.services import models
+from tests.support.services.chat_outputs import parsing
+from tests.support.services.reading import Read
+from tests.support.services.scripted_engine import PATIENCE_S, asynchronous, finished, tokens
 
 SAMPLE, WHOLE = 60, 3_000
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -17,8 +17,8 @@ from protos.inference.v1 import inference_pb2_grpc
 from svc_common import wire_arrays
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.net import rpc
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import (
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import (
     PATIENCE_S,
     Gateway,
     asynchronous,

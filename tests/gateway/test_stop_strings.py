@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway_svc.text.stop_strings import StopMatcher
 from gateway_svc.text.text_stream import Piece, TextStream
-from tests.gateway import models
+from tests.support.services import models
 
 ALPHABET = st.sampled_from("ab")
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), min_size=1, max_size=4)

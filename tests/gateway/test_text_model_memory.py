@@ -8,7 +8,7 @@ import tokenizers
 
 from gateway_svc.text.bundle import MAX_CACHED_WORDS, TextModel
 from quire_tools.simulated_worker import bundle as simulated_bundle
-from tests.gateway import models
+from tests.support.services import models
 
 MIB = 2**20
 MAX_MIB = 9.0

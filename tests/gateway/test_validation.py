@@ -12,7 +12,7 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, OutOfRange
-from tests.gateway.models import tiny
+from tests.support.services.models import tiny
 
 LIMITS = common_pb2.ModelLimits(model="tiny", max_model_len=100, vocab_size=50, block_size=16)
 MANY = common_pb2.ModelLimits(model="tiny", max_model_len=100, vocab_size=2000, block_size=16)

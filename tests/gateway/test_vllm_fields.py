@@ -18,7 +18,7 @@ from protos.worker.v1 import worker_pb2
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
-from tests.gateway import models
+from tests.support.services import models
 
 pytestmark = pytest.mark.processes
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deploy.requirements import requirements
-from tests.compose.commands import run
 from tests.install.lowest import lowest_pins
 from tests.install.test_dependencies import PROJECT
-from tests.repo.tree import ROOT
+from tests.support.commands import run
+from tests.support.tree import ROOT
 
 SERVED = ("gateway", "scheduler", "worker", "bench", "tls")
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "openai", "jsonschema", "psutil", "peft")

@@ -7,7 +7,7 @@ from pathlib import Path
 from gateway_svc.lab.app import PAGE
 from quire_tools.reasons_now import BEFORE
 from scheduler_svc.core.reasons import Reason
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 FILES = sorted(path for path in PAGE.rglob("*") if path.is_file())
 _MOST_LINES = 300

@@ -13,9 +13,9 @@ from gateway_svc.http.server import HttpServer
 from gateway_svc.lab.guard import CONTENT_SECURITY_POLICY, LabGuard
 from protos.inference.v1 import inference_pb2 as pb
 from quire_tools.lab.recorded import RecordedLabSource
-from tests.gateway.access_keys import bearer, tenants_file
-from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
-from tests.lab.recordings import URL, client, recording
+from tests.support.services.access_keys import bearer, tenants_file
+from tests.support.services.lab_recordings import URL, client, recording
+from tests.support.services.scripted_engine import asynchronous, finished, pair, tokens
 
 EVIL = "https://evil.example"
 

@@ -20,7 +20,7 @@ from gateway_svc.lab.stream import MAX_PAGES
 from protos.inference.v1 import admin_pb2 as pb
 from svc_common.errors import Unavailable
 from svc_common.net import rpc
-from tests.scheduler.harness import Stack, eventually, run_async, stack
+from tests.support.services.harness import Stack, eventually, run_async, stack
 
 PROMPT = [101 + 3 * i for i in range(40)]
 SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 24, "max_model_len": 256}

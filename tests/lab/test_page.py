@@ -16,7 +16,7 @@ from quire_tools.lab import server
 from quire_tools.lab.recorded import RecordedLabSource
 from tests.lab.chromium import Chromium, chromium
 from tests.lab.load import load
-from tests.lab.recordings import recording
+from tests.support.services.lab_recordings import recording
 
 FEW_BLOCKS = (
     "--dtype",

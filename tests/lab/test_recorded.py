@@ -21,8 +21,8 @@ from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
 from scheduler_svc.observe.timelines import Timelines
 from svc_common.errors import ConfigError, NotFound, Unavailable
-from tests.gateway.scripted_engine import asynchronous
-from tests.lab.recordings import client, recording
+from tests.support.services.lab_recordings import client, recording
+from tests.support.services.scripted_engine import asynchronous
 
 POLICIES = [
     *("quire", "vllm-v0"),

@@ -20,7 +20,7 @@ from quire.cli.options.common import host_and_port
 from quire.local_stack.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
 from svc_common.errors import ConfigError
-from tests.quire.up_process import FREE_PORTS, ROOT, run_quire
+from tests.support.stack.up_process import FREE_PORTS, ROOT, run_quire
 
 COMMANDS = (
     *("up", "serve", "generate", "chat", "embed", "models", "policies", "top", "steps", "blocks"),

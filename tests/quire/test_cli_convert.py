@@ -15,7 +15,7 @@ from quire.built_in_model import default_model
 from quire_tools.convert import checkpoint, child, written
 from quire_tools.convert.isolated import TensorFacts
 from svc_common.errors import ConfigError, FailedPrecondition, Internal
-from tests.quire.up_process import ROOT, run_quire
+from tests.support.stack.up_process import ROOT, run_quire
 from worker_svc.model.stored_weights import header_of
 
 WEIGHTS = {

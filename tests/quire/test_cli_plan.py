@@ -10,7 +10,7 @@ from quire.built_in_model import default_model
 from quire.cli import main
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import ModelSizes, model_sizes
-from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.support.checkpoints import FAMILIES, make_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 

@@ -17,11 +17,11 @@ from quire import LLM, AsyncClient, BeamSearchParams, Logprob, PoolingParams, Sa
 from quire.client.messages import RequestOptions
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, NotFound
-from tests.gateway.models import tiny
-from tests.gateway.scripted_engine import Attachment, asynchronous, finished, pair, tokens
 from tests.gateway.test_choices import ONE, PROMPT, TWO, prompt_logprobs
 from tests.gateway.test_embeddings import state, vector
-from tests.quire.up_process import ROOT
+from tests.support.services.models import tiny
+from tests.support.services.scripted_engine import Attachment, asynchronous, finished, pair, tokens
+from tests.support.stack.up_process import ROOT
 
 
 async def answer(attachment: Attachment, num: int = 1) -> list[engine_pb2.Submit]:

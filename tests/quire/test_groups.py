@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire import LLM, SamplingParams
 from quire.client.sampling_params import BeamSearchParams
-from tests.worker.engine.generated import BeamRule, beams
+from tests.support.worker.generated import BeamRule, beams
 
 MODEL = Path("models/tiny")
 TOKENS = 10

@@ -20,8 +20,8 @@ from svc_common.errors import (
     OutOfRange,
     ResourceExhausted,
 )
-from tests.e2e.oracle import expected, mixed_jobs
-from tests.quire.up_process import ROOT
+from tests.support.stack.oracle import expected, mixed_jobs
+from tests.support.stack.up_process import ROOT
 
 MAX_MODEL_LEN = 256
 PROMPTS = [

@@ -8,8 +8,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.built_in_model import default_model
 from svc_common.errors import ConfigError, InvalidArgument, NotFound
-from tests.checkpoints import make_checkpoint
-from tests.worker.adapter_folders import Oracle, make_adapter
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.adapter_folders import Oracle, make_adapter
 
 PROMPT = list(range(40, 90))
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

@@ -11,7 +11,7 @@ from protos.inference.v1 import admin_pb2
 from quire.local_stack.stack import LocalStack
 from quire.operators import load as report
 from quire.operators.admin import AdminClient
-from tests.quire.up_process import run_quire
+from tests.support.stack.up_process import run_quire
 
 
 @pytest.fixture(scope="module")

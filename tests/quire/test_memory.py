@@ -12,7 +12,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from quire.operators.memory import memory_json, memory_of, memory_tables
-from tests.quire.up_process import run_quire
+from tests.support.stack.up_process import run_quire
 
 RESPONSE = pb.GetBlocksResponse(
     block_size=16,

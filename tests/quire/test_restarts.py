@@ -21,9 +21,9 @@ from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError, Unavailable
 from svc_common.net import rpc
 from svc_common.net.peers import Peers
-from tests.e2e.kill_plan import Killer
-from tests.e2e.kill_signs import LOADING
-from tests.quire.up_process import wait_gone
+from tests.support.stack.kill_plan import Killer
+from tests.support.stack.kill_signs import LOADING
+from tests.support.stack.up_process import wait_gone
 
 QUICK = RestartRules(max_deaths=3, first_pause_s=0.05)
 

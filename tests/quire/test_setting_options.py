@@ -20,7 +20,7 @@ from quire.settings import option_name
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
-from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, run_quire
+from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess, run_quire
 from worker_svc.settings import WorkerSettings
 
 SERVICES: dict[str, tuple[str, type[BaseModel]]] = {

@@ -12,9 +12,9 @@ import pytest
 
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
-from tests.e2e.kill_plan import Killer
-from tests.e2e.kill_signs import LOADING
-from tests.quire.up_process import ROOT, SERVICE_LINE, UpProcess, is_running, wait_gone
+from tests.support.stack.kill_plan import Killer
+from tests.support.stack.kill_signs import LOADING
+from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess, is_running, wait_gone
 
 SIMULATED = ("--simulated",)
 

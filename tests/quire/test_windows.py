@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from tests.checkpoints import SLIDING_WINDOW, make_checkpoint
-from tests.worker.engine.generated import greedy, reference_model
+from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
+from tests.support.worker.generated import greedy, reference_model
 
 BLOCK_SIZE = 16
 MOST = SLIDING_WINDOW // BLOCK_SIZE + 2

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks.gpu import __main__ as gpu
-from tests.repo.tree import run_python
+from tests.support.tree import run_python
 
 IMPORTED = """
 import sys

@@ -10,8 +10,8 @@ import sys
 from svc_common.errors import Unavailable
 from svc_common.observability.log_context import LogContext, about, enter, tenant_hash
 from svc_common.observability.log_format import DiscreetFormatter, JsonFormatter
-from tests.repo.canaries import CANARY
-from tests.repo.tree import ROOT
+from tests.support.canaries import CANARY
+from tests.support.tree import ROOT
 
 _PROGRAM = """
 import asyncio

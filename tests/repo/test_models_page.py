@@ -1,8 +1,8 @@
 """docs/models.md says what the tests do."""
 
 from tests import models_page
-from tests.checkpoints import FAMILIES
 from tests.models_page import PAGE, REFUSALS, checks_in, collect, page, refused
+from tests.support.checkpoints import FAMILIES
 
 _MODULE = """
 @pytest.fixture(params=[family for family in DENSE_FAMILIES])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import shares
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 def test_every_folder_is_in_one_share() -> None:

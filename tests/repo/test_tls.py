@@ -21,7 +21,7 @@ from svc_common.errors import ConfigError, PermissionDenied, Unavailable
 from svc_common.net import rpc, tls
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER, DoorSettings, PeerSettings
-from tests.gateway.scripted_engine import ScriptedEngine, asynchronous
+from tests.support.services.scripted_engine import ScriptedEngine, asynchronous
 
 ANSWER_S = 10.0
 

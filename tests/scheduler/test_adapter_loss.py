@@ -7,8 +7,8 @@ import pytest
 from protos.inference.v1 import admin_pb2
 from svc_common.errors import QuireError
 from svc_common.net import rpc
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
 from tests.scheduler.test_worker_loss import SLOW, behind_proxy
+from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
 
 PROMPT = list(range(50, 80))
 BOTH = {"adapters": ("first=/adapters/first", "second=/adapters/second")}

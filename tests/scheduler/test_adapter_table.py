@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.settings import adapter_paths
 from scheduler_svc.workers.adapters import AdapterRegistry
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, QuireError, Unavailable
-from tests.scheduler.harness import run_async
+from tests.support.services.harness import run_async
 
 
 class Host:

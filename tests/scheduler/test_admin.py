@@ -8,8 +8,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.admin.service import SERVICE, SERVICE_NAME
 from svc_common.net import rpc
-from tests.scheduler import harness
-from tests.scheduler.harness import eventually, run_async, stack
+from tests.support.services import harness
+from tests.support.services.harness import eventually, run_async, stack
 
 
 @run_async

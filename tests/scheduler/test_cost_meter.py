@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.workers.cost_meter import CostMeter
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 
 
 def observed(meter: CostMeter, num_tokens: int, num_moved: int = 0, noise: float = 1.0) -> Costs | None:

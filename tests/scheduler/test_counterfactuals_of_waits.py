@@ -14,7 +14,7 @@ from scheduler_svc.observe.counterfactual.live_search import by_worth
 from scheduler_svc.observe.counterfactual.past_step import PastStep
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.timelines import WaitEpisode
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}
 

@@ -8,7 +8,7 @@ import pytest
 
 from protos.inference.v1 import admin_pb2
 from quire.operators.why import why_json, why_table
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack
+from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, stack
 
 PROMPT = list(range(32, 52))
 SLOW = {"time_scale": 1.0, "step_base_s": 0.01}

@@ -16,11 +16,11 @@ from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepOrigin, StepRecord
-from tests.repo.cli_lines import parse_quire
-from tests.scheduler.harness import Stack, run_async, stack
 from tests.scheduler.test_step_log import entry
 from tests.scheduler.test_worker_loss import DyingEngine, FailingEngine
-from tests.scraping import Scrape, scrape
+from tests.support.cli_lines import parse_quire
+from tests.support.scraping import Scrape, scrape
+from tests.support.services.harness import Stack, run_async, stack
 
 LOGGER = "scheduler_svc.observe.metrics.failed_steps"
 CANARIES = [201, 202, 203, 204, 205, 206]

@@ -22,7 +22,7 @@ from svc_common.errors import QuireError
 from svc_common.net import rpc
 from svc_common.observability import telemetry
 from svc_common.version import PROTOCOL_REVISION
-from tests.scheduler.harness import TIMEOUT_S, Gateway, Stack, eventually, run_async, stack
+from tests.support.services.harness import TIMEOUT_S, Gateway, Stack, eventually, run_async, stack
 
 PROMPT = list(range(32, 72))
 SLOW = {"time_scale": 1.0, "step_base_s": 0.01}

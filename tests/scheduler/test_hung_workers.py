@@ -10,8 +10,8 @@ from pathlib import Path
 from protos.worker.v1 import worker_pb2
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, worker
-from tests.scheduler.proxy import proxy
+from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, worker
+from tests.support.services.proxy import proxy
 from worker_svc.app import serve_engine
 
 ROOT = Path(__file__).parents[2]

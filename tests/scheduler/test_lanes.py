@@ -10,8 +10,8 @@ import pytest
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
-from tests.scheduler.proxy import Proxy, proxy
+from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.support.services.proxy import Proxy, proxy
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
 NOWHERE = "127.0.0.1:1"

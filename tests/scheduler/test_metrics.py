@@ -21,8 +21,8 @@ from svc_common.clock import NS_PER_S
 from svc_common.observability import metrics
 from svc_common.observability.metrics_server import MetricsServer
 from svc_common.observability.telemetry import Telemetry
-from tests.scheduler.harness import Gateway, Stack, run_async, service, stack
-from tests.scraping import check_names, scrape
+from tests.support.scraping import check_names, scrape
+from tests.support.services.harness import Gateway, Stack, run_async, service, stack
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
 SMALL = {"num_gpu_blocks": 24, "num_cpu_blocks": 64, "block_size": 4}

@@ -13,7 +13,7 @@ from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument, ResourceExhausted
-from tests.scheduler.harness import Gateway, eventually, run_async, stack
+from tests.support.services.harness import Gateway, eventually, run_async, stack
 
 MS = 1_000_000
 PROMPT = list(range(32, 72))

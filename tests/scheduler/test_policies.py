@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tests.scheduler.harness import Gateway, Stack, eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import Gateway, Stack, eventually, run_async, scheduler, stack, worker
 
 PROMPTS = [list(range(32 + i, 32 + i + length)) for i, length in enumerate((3, 40, 17, 90, 25, 60, 40, 9))]
 MAX_TOKENS = 40

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 
 
 @run_async

@@ -16,7 +16,7 @@ from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument
-from tests.core.builders import answer, make_core, make_request
+from tests.support.core.builders import answer, make_core, make_request
 from worker_svc.rows.table import ChangeLimits, RowTable
 
 BLOCK = 4

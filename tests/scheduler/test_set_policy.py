@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from protos.inference.v1 import admin_pb2
-from tests.scheduler.harness import Admin, Gateway, Stack, eventually, run_async, scheduler, stack
+from tests.support.services.harness import Admin, Gateway, Stack, eventually, run_async, scheduler, stack
 
 PROMPT = list(range(32, 52))
 SLOW = {"time_scale": 1.0, "step_base_s": 0.005}

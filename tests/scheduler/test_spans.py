@@ -10,7 +10,7 @@ from protos.inference.v1 import admin_pb2
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
 from quire.operators.why import why_json
 from svc_common.observability.telemetry import Telemetry, setup, trace_context, trace_id
-from tests.scheduler.harness import eventually, run_async, stack
+from tests.support.services.harness import eventually, run_async, stack
 
 PROMPT = list(range(32, 72))
 NOT_SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"

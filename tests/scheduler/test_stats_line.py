@@ -7,8 +7,8 @@ import re
 import pytest
 
 from svc_common.observability.log_format import STATS_LOGGER
-from tests.scheduler.harness import eventually, run_async, stack
-from tests.scraping import scrape
+from tests.support.scraping import scrape
+from tests.support.services.harness import eventually, run_async, stack
 
 LINE = re.compile(
     r"(?P<running>\d+) running, (?P<waiting>\d+) waiting, (?P<swapped>\d+) swapped; "

@@ -12,8 +12,8 @@ from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin, Tables
 from scheduler_svc.workers.result import WorkerResult
-from tests.core.builders import answer, make_core, make_request
-from tests.scheduler.harness import run_async, stack
+from tests.support.core.builders import answer, make_core, make_request
+from tests.support.services.harness import run_async, stack
 
 PROMPT = list(range(32, 72))
 

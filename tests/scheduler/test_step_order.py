@@ -8,7 +8,7 @@ import pytest
 from protos.engine.v1 import engine_pb2
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from scheduler_svc.core.scheduler import Scheduler
-from tests.scheduler.harness import Gateway, eventually, run_async, scheduler, worker
+from tests.support.services.harness import Gateway, eventually, run_async, scheduler, worker
 
 PROMPT = [5, 6, 7, 8]
 

@@ -15,8 +15,8 @@ from quire_tools.simulated_worker.engine import SimulatedEngine
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal
-from tests.scheduler.harness import TIMEOUT_S, Admin, Gateway, eventually, run_async, scheduler, stack, worker
-from tests.scheduler.proxy import Proxy, proxy
+from tests.support.services.harness import TIMEOUT_S, Admin, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.support.services.proxy import Proxy, proxy
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
 PROMPTS = [[40 + i, *range(50, 80 + i)] for i in range(6)]

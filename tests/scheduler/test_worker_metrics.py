@@ -7,9 +7,9 @@ from typing import Any
 
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
-from tests.scheduler.harness import Admin, Gateway, eventually, run_async, scheduler, service
 from tests.scheduler.test_worker_loss import FailingEngine
-from tests.scraping import check_names, scrape
+from tests.support.scraping import check_names, scrape
+from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, service
 from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine
 from worker_svc.shell.metric_definitions import METRICS, PARTS

@@ -8,8 +8,8 @@ from typing import Any
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.worker.engine.driver import BLOCK_SIZE
-from tests.worker.grammar_rows import EOS_IDS, ids_of
+from tests.support.worker.driver import BLOCK_SIZE
+from tests.support.worker.grammar_rows import EOS_IDS, ids_of
 from worker_svc.executor.model_engine import ModelEngine
 
 PROMPT = ids_of("Here is the document that you asked for, in the form that you asked for:\n")

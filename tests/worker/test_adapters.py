@@ -8,10 +8,10 @@ import torch
 
 from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument
-from tests.checkpoints import make_checkpoint
-from tests.worker.adapter_folders import Oracle, make_adapter
-from tests.worker.engine.chaos import Chaos, origin
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.adapter_folders import Oracle, make_adapter
+from tests.support.worker.chaos import Chaos, origin
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.adapters import layers as adapter_layers
 from worker_svc.adapters.layers import share_out
 from worker_svc.executor.invariance import RowRule

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from svc_common.errors import InvalidArgument
-from tests.checkpoints import FAMILIES, MIXTURES, make_checkpoint
-from tests.worker.adapter_folders import Oracle, make_adapter
-from tests.worker.engine.driver import Driver, make_engine
+from tests.support.checkpoints import FAMILIES, MIXTURES, make_checkpoint
+from tests.support.worker.adapter_folders import Oracle, make_adapter
+from tests.support.worker.driver import Driver, make_engine
 
 TOLERANCE = 1e-4
 PROMPT = list(range(5, 40))

@@ -12,9 +12,9 @@ from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
 
 from svc_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from tests.checkpoints import make_checkpoint
-from tests.worker.adapter_folders import make_adapter
-from tests.worker.engine.driver import Driver, make_engine
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.adapter_folders import make_adapter
+from tests.support.worker.driver import Driver, make_engine
 from worker_svc import container
 from worker_svc.adapters.config import read_config
 

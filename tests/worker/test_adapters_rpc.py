@@ -8,10 +8,10 @@ import pytest
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from tests.checkpoints import make_checkpoint
-from tests.worker.adapter_folders import make_adapter
-from tests.worker.shell.builders import Change, Row, run, step, tokens_by_row, typed
-from tests.worker.shell.running import RunningWorker, fast, running
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.adapter_folders import make_adapter
+from tests.support.worker.builders import Change, Row, run, step, tokens_by_row, typed
+from tests.support.worker.running import RunningWorker, fast, running
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protos.common.v1 import common_pb2
-from tests.worker.grammar_rows import (
+from tests.support.worker.grammar_rows import (
     EOS_IDS,
     VOCAB_SIZE,
     allowed,

@@ -12,10 +12,10 @@ import pytest
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.grammars import GrammarCompiler
-from tests.worker.engine.driver import make_engine
-from tests.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, choice, json_schema, lark, regex, text_of
+from tests.support.worker.driver import make_engine
+from tests.support.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, choice, json_schema, lark, regex, text_of
+from tests.support.worker.random_schemas import random_schema
 from tests.worker.grammar_serving import MAX_ROWS, Serving, Stream
-from tests.worker.random_schemas import random_schema
 from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS = 400

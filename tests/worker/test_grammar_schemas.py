@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from svc_common.grammars import GrammarCompiler
-from tests.worker.grammar_rows import (
+from tests.support.worker.grammar_rows import (
     EOS_IDS,
     TINY,
     VOCAB_SIZE,
@@ -20,7 +20,7 @@ from tests.worker.grammar_rows import (
     new_masks,
     text_of,
 )
-from tests.worker.random_schemas import random_schema
+from tests.support.worker.random_schemas import random_schema
 from worker_svc.sampling.grammar import GrammarMasks
 
 NUM_SCHEMAS = 200

@@ -13,7 +13,7 @@ from quire.built_in_model import default_model
 from quire.cli.options.settings import as_arguments
 from quire.offline.llm import LLM
 from svc_common.errors import ConfigError
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from worker_svc.device.devices import HOST
 from worker_svc.executor.invariance import FREE
 from worker_svc.model import checkpoint

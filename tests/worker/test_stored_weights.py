@@ -12,9 +12,9 @@ from quire_tools.doctor import model as doctor
 from quire_tools.doctor.findings import Severity
 from quire_tools.plan.model_sizes import model_sizes
 from svc_common.errors import ConfigError
-from tests.checkpoints import make_checkpoint
-from tests.worker.engine.driver import Driver, generate, make_engine, new_engine
-from tests.worker.engine.generated import greedy, reference_model
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.driver import Driver, generate, make_engine, new_engine
+from tests.support.worker.generated import greedy, reference_model
 from worker_svc.model import checkpoint
 
 _BLOCK = 32

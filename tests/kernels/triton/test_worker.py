@@ -8,8 +8,8 @@ import torch
 from paged_kernels import triton_backend, triton_cache
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
-from tests.repo.tree import ROOT
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.support.tree import ROOT
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.executor.model_engine import ModelEngine
 
 pytestmark = [

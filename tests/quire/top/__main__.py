@@ -17,7 +17,7 @@ from quire_tools.top.drawing import Surroundings, frame
 from quire_tools.top.live import LiveTopSource
 from quire_tools.top.states import TopState
 from quire_tools.top.view import TopView
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 PICTURE = ROOT / "docs" / "pictures" / "top.png"
 WIDTH, HEIGHT = 120, 36

@@ -23,8 +23,8 @@ from scheduler_svc.observe.recording.file_format import Recording
 from svc_common.errors import InvalidArgument, Unavailable
 from tests.quire.top.answers import busy
 from tests.quire.top.scripted_scheduler import ScriptedScheduler
-from tests.quire.up_process import ROOT, run_quire
-from tests.scheduler.recording.recorded_lives import recorded
+from tests.support.core.recorded_lives import recorded
+from tests.support.stack.up_process import ROOT, run_quire
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from scheduler_svc.observe.recording.replay import replay
 from scheduler_svc.observe.recording.segment_buffer import PackedSegment, RecordingSegment, SegmentBuffer
 from scheduler_svc.observe.recording.snapshot import CoreSnapshot, SnapshotError
 from svc_common.version import VERSION
-from tests.scheduler.recording.recorded_lives import recorded
+from tests.support.core.recorded_lives import recorded
 
 LIFE = recorded("vllm-v1", 0)
 

@@ -11,7 +11,7 @@ import pytest
 from quire_tools.replay.what_if import what_if
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
-from tests.scheduler.harness import Stack, stack
+from tests.support.services.harness import Stack, stack
 
 WORKER = {"time_scale": 1.0, "step_base_s": 0.025, "decode_row_s": 2e-4, "prefill_token_s": 1e-4, "num_gpu_blocks": 200}
 SERVICE: dict[str, Any] = {"max_num_seqs": 8}

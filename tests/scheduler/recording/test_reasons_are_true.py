@@ -17,9 +17,9 @@ from scheduler_svc.observe.counterfactual.wait_questions import WaitQuestion
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
-from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
-from tests.scheduler.recording.recorded_lives import KEY, Alias, RecordedLife
+from tests.support.core.random_policies import random_setting
+from tests.support.core.recorded_lives import KEY, Alias, RecordedLife
 
 POLICIES = presets.policy_names()
 Record = Callable[[str, object], None]

@@ -27,10 +27,10 @@ from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
-from tests.core.builders import answer, make_request
-from tests.core.random_policies import random_setting
 from tests.core.test_properties import happen
-from tests.scheduler.recording.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
+from tests.support.core.builders import answer, make_request
+from tests.support.core.random_policies import random_setting
+from tests.support.core.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
 
 ROOT = Path(__file__).parents[3]
 POLICIES = presets.policy_names()

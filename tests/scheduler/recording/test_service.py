@@ -18,8 +18,8 @@ from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay
 from svc_common.errors import ConfigError, FailedPrecondition
 from svc_common.net import rpc
-from tests.scheduler.harness import Stack, run_async, stack
-from tests.scheduler.recording.recorded_lives import recorded
+from tests.support.core.recorded_lives import recorded
+from tests.support.services.harness import Stack, run_async, stack
 
 PROMPT = [101 + 7 * i for i in range(24)]
 SLOW = {"time_scale": 1.0, "step_base_s": 0.002}

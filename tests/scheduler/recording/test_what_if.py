@@ -29,8 +29,8 @@ from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import Replayer, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
 from svc_common.errors import ConfigError, OutOfRange
-from tests.core.builders import answer, make_request
-from tests.scheduler.recording.recorded_lives import recorded
+from tests.support.core.builders import answer, make_request
+from tests.support.core.recorded_lives import recorded
 
 COST = CostModel(base_s=8e-3, prefill_token_s=1e-4, decode_seq_s=2e-4, context_token_s=1e-7, schedule_s=1e-3)
 

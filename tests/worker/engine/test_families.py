@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import AttentionRule
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
-from tests.worker.engine.chaos import EVENTS, Chaos, origin
-from tests.worker.engine.driver import make_engine
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.support.worker.chaos import EVENTS, Chaos, origin
+from tests.support.worker.driver import make_engine
+from tests.support.worker.generated import Generated, last_hidden
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import Generated, last_hidden
 from worker_svc.executor.invariance import FREE
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model import attention

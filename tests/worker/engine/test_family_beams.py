@@ -13,10 +13,10 @@ from quire import LLM
 from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import BeamSearchParams
 from scheduler_svc.core.plan import StepPlan
-from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
-from tests.worker.engine.driver import on_tests_device
+from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.worker.driver import on_tests_device
+from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import BeamRule
 
 _SCORE_TOLERANCE = 1e-4
 _NUM_TOKENS = 12

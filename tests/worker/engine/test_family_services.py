@@ -11,11 +11,11 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.workers.lane import WorkerLane
-from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
-from tests.scheduler.harness import Output, Stack, run_async, stack
-from tests.worker.engine.driver import new_engine
+from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.services.harness import Output, Stack, run_async, stack
+from tests.support.worker.driver import new_engine
+from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import BeamRule
 
 _LONG, _SHORT = 100, 50
 _NUM_BLOCKS = 26

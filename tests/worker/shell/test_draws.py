@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.worker.v1 import worker_pb2
-from tests.worker.shell.builders import Change, Row, rare, step
+from tests.support.worker.builders import Change, Row, rare, step
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.draws import plan_draws, settle
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer

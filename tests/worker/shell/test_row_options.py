@@ -9,7 +9,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
-from tests.worker.shell.builders import Change, Row, rare, step
+from tests.support.worker.builders import Change, Row, rare, step
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS, Rule
 from worker_svc.rows.table import ChangeLimits, RowTable
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
-from tests.worker.shell.builders import Change, Row, step
+from tests.support.worker.builders import Change, Row, step
 from worker_svc.rows.table import ChangeLimits, RowTable
 
 LIMITS = ChangeLimits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=32, num_cpu_blocks=8, max_rows=128)

@@ -12,8 +12,8 @@ from quire_tools.simulated_worker.bundle import END_OF_TEXT
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
 from svc_common.errors import FailedPrecondition
-from tests.worker.shell.builders import Change, Row, step, tokens_by_row
-from tests.worker.shell.running import fast
+from tests.support.worker.builders import Change, Row, step, tokens_by_row
+from tests.support.worker.running import fast
 
 
 def engine(**values: object) -> SimulatedEngine:

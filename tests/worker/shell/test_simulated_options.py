@@ -8,8 +8,8 @@ from protos.worker.v1 import worker_pb2
 from quire_tools.simulated_worker.bundle import END_OF_TEXT
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
-from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
-from tests.worker.shell.running import fast
+from tests.support.worker.builders import Change, Row, rare, step, tokens_by_row
+from tests.support.worker.running import fast
 
 PROMPT = [10, 20, 30, 40, 50]
 F32 = wire_arrays.F32

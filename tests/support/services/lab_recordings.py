@@ -9,7 +9,7 @@ from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from quire_tools.lab.recorded import RecordedLabSource
 from scheduler_svc.observe.recording.file_format import Recording
-from tests.scheduler.recording.recorded_lives import recorded
+from tests.support.core.recorded_lives import recorded
 
 URL = "http://127.0.0.1:8001"
 

@@ -21,7 +21,7 @@ from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
 from quire.local_stack.restarts import RestartRules
 from quire.local_stack.stack import LocalStack
-from tests.quire.up_process import born, is_running, wait_gone
+from tests.support.stack.up_process import born, is_running, wait_gone
 
 OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05)
 """For tests that kill by the dozen."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.worker.engine.sampled_rows import GRAMMAR, toy_allows
-from tests.worker.shell.builders import Change, Row, rare, step
+from tests.support.worker.builders import Change, Row, rare, step
+from tests.support.worker.sampled_rows import GRAMMAR, toy_allows
 from worker_svc.engine import Pending
 
 BLOCK_SIZE = 16

@@ -15,7 +15,7 @@ from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX
 from worker_svc.sampling.grammar import GrammarMasks
 from worker_svc.sampling.token_masks import MaskAsk, num_words
 
-TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
+TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 VOCAB_SIZE = 4096
 EOS_IDS = (0, 1)
 

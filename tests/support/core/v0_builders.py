@@ -9,7 +9,7 @@ from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import knob_names
-from tests.core.builders import EOS, hash_free, next_token
+from tests.support.core.builders import EOS, hash_free, next_token
 
 _SMALL: dict[str, Any] = {
     "block_size": 4,

@@ -15,8 +15,8 @@ from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
 from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import DeadlineExceeded, OutOfRange
-from tests.core.random_policies import Setting
-from tests.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
+from tests.support.core.random_policies import Setting
+from tests.support.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 _LIVE = tuple(status for status in SequenceStatus if not status.is_finished)

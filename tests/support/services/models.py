@@ -12,7 +12,7 @@ from gateway_svc.text.bundle import TextModel
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 
-TINY = Path(__file__).resolve().parents[2] / "models" / "tiny"
+TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"
 
 
 @functools.cache

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.e2e.kill_signs import FOLDER_VARIABLE
-from tests.e2e.supervised import Readings, Supervised
+from tests.support.stack.kill_signs import FOLDER_VARIABLE
+from tests.support.stack.supervised import Readings, Supervised
 
 _SITE = Path(__file__).parent / "kill_site"
 _HIT_S = 120.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from quire.local_stack.otlp_receiver import ReceivedEvent, ReceivedSpan
 from scheduler_svc.core.reasons import Reason
 from svc_common.observability import trace_names as names
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 _BLOCK = re.compile(r"^```.*?^```$", re.M | re.S)
 _CODE = re.compile(r"`([^`]+)`")

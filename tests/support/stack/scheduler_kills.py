@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from quire import SamplingParams
 from quire.client.sync_client import Client
-from tests.e2e import kill_requests
-from tests.e2e.commands import blocks
-from tests.e2e.supervised import Case, Readings, Supervised
+from tests.support.stack import kill_requests
+from tests.support.stack.commands import blocks
+from tests.support.stack.supervised import Case, Readings, Supervised
 
 _ENDS = {"temperature": 0.8, "seed": 9, "max_tokens": 90}
 OPTIONS: dict[str, object] = {

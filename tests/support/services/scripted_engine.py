@@ -21,7 +21,7 @@ from protos.inference.v1 import inference_pb2_grpc
 from svc_common import wire_arrays
 from svc_common.errors import Unavailable
 from svc_common.net import rpc
-from tests.gateway import models
+from tests.support.services import models
 
 TEST_TIMEOUT_S = 120.0
 PATIENCE_S = 40.0

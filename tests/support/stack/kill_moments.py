@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from protos.worker.v1 import worker_pb2
-from tests.e2e.kill_signs import POISON, POISON_TOKEN, Signs, signs
+from tests.support.stack.kill_signs import POISON, POISON_TOKEN, Signs, signs
 from worker_svc.executor.forward import Forward
 from worker_svc.executor.step_flights import PendingStep
 from worker_svc.model.cache_engine import CacheEngine

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1] / "clients"
 _INSTALL_S = 900
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",

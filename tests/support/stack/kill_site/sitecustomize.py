@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _WATCHES = {
-    "worker_svc.executor.step_runner": ("tests.e2e.kill_moments", "watch_steps"),
-    "quire_tools.simulated_worker.engine": ("tests.e2e.kill_signs", "watch_simulated"),
+    "worker_svc.executor.step_runner": ("tests.support.stack.kill_moments", "watch_steps"),
+    "quire_tools.simulated_worker.engine": ("tests.support.stack.kill_signs", "watch_simulated"),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.cuda import DEVICE_SETTINGS, DEVICES
+from tests.support.cuda import DEVICE_SETTINGS, DEVICES
 from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.rows.batch import StepBatch

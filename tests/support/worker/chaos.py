@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, Row
+from tests.support.worker.driver import BLOCK_SIZE, Driver, Row
 from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS, NUM_CPU_BLOCKS = 160, 40

@@ -10,7 +10,7 @@ from quire.client.messages import RequestOptions
 from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import BeamSearchParams, StructuredOutputsParams
 from quire.client.sync_client import Client
-from tests.e2e.supervised import Case, Readings
+from tests.support.stack.supervised import Case, Readings
 
 SCHEMA = {"type": "array", "items": {"enum": ["north", "south", "east", "west"]}, "minItems": 6, "maxItems": 8}
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FREE_PORTS = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
 SERVICE_LINE = re.compile(
     r"^service (gateway|scheduler|worker) pid=(\d+) address=(127\.0\.0\.1:\d+)(?: metrics=(127\.0\.0\.1:\d+))?$"

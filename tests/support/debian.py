@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compose.commands import Failure, Progress, run
+from tests.support.commands import Failure, Progress, run
 
 PROGRAMS = {
     "dockerd": "docker.io",

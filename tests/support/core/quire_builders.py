@@ -9,7 +9,7 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import answer, hash_free
+from tests.support.core.builders import answer, hash_free
 
 CHEAP_SWAP = {"compute_token_s": 0.1, "swap_block_s": 0.01}
 DEAR_SWAP = {"compute_token_s": 0.1, "swap_block_s": 10.0}

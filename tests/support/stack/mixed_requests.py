@@ -16,7 +16,7 @@ from quire.client.sampling_params import BeamSearchParams
 from quire.client.structured_outputs import StructuredOutputsParams
 from quire.client.sync_client import Client
 from svc_common.errors import Cancelled
-from tests.e2e import oracle
+from tests.support.stack import oracle
 
 KINDS = ("greedy", "drawn", "two", "beams", "cancelled", "withdrawn")
 LEAVERS = ("cancelled", "withdrawn")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def quire(*arguments: str, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

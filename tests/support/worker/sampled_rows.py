@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.worker.shell.builders import Row, step
+from tests.support.worker.builders import Row, step
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.draws import plan_draws
 from worker_svc.sampling.row_sampler import Drawn, RowSampler
