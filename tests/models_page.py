@@ -1,7 +1,7 @@
 """`python -m tests.models_page [--write]`: docs/models.md, made from the families that tests run with and from their docstrings.
 
 A test counts for a family when it is parametrised by it: through `parametrize` or through a fixture of its module, by one of the
-tuples of `tests/checkpoints.py`. What a family is, is read from its checkpoint's configuration.
+tuples of `tests/support/checkpoints.py`. What a family is, is read from its checkpoint's configuration.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import checkpoints
+from tests.support import checkpoints
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]

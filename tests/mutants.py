@@ -70,7 +70,7 @@ MUTANTS = (
         f"{CORE}/flights.py",
         "or group.request.request_id in moved\n",
         "\n",
-        "tests/core/test_quire_preemption.py",
+        "tests/core/policies/mixed/test_quire_preemption.py",
     ),
     Mutant("peak-half-blocks", f"{CORE}/parts/admission_forecast.py", "half_full = width / 2", "half_full = 0 * width"),
     Mutant(
@@ -99,7 +99,7 @@ MUTANTS = (
         f"{CORE}/scheduler.py",
         "        if is_last:\n",
         "        if False:\n",
-        "tests/core/test_chitu_repairs.py",
+        "tests/core/policies/chitu/test_chitu_repairs.py",
     ),
     Mutant(
         "swap-in-need",

@@ -17,10 +17,16 @@ _NO_TESTS = 5
 # Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
 QUICK = {
     "one": ("tests/core/test_[a-o]*.py", "tests/gateway"),
-    "two": ("tests/core/test_[p-z]*.py", "tests/golden", "tests/block_manager"),
+    "two": (
+        *("tests/core/test_[p-z]*.py", "tests/core/parts", "tests/core/policies"),
+        *("tests/golden", "tests/block_manager"),
+    ),
 }
 ALL = {
-    "core": ("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
+    "core": (
+        *("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
+        *("tests/benchmarks", "tests/svc_common", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
+    ),
     "model": ("tests/kernels", "tests/worker", "tests/gateway"),
     "e2e": ("tests/e2e",),
     "services": (),

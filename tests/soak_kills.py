@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.e2e import kill_requests, scheduler_kills
-from tests.e2e.supervised import supervised
+from tests.support.stack import kill_requests, scheduler_kills
+from tests.support.stack.supervised import supervised
 
 KILLS_PER_SEED = 10
 

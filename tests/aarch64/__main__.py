@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from deploy import kernels
-from tests.compose.commands import ROOT, Failure, Progress, run
-from tests.compose.debian import RELEASE, Apt
+from tests.support.commands import ROOT, Failure, Progress, run
+from tests.support.debian import RELEASE, Apt
 
 _FOLDER = ROOT / ".venv" / "aarch64"
 _QEMU = ("qemu-aarch64-static", "qemu-aarch64")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clients.node import node_packages
+from tests.support.node import node_packages
 
 
 @pytest.fixture

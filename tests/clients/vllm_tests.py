@@ -15,8 +15,8 @@ from pathlib import Path
 
 from quire.built_in_model import default_model
 from svc_common.version import VERSION
-from tests.clients.tools import tool_environment
-from tests.worker.adapter_folders import make_adapter
+from tests.support.client_tools import tool_environment
+from tests.support.worker.adapter_folders import make_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).parent / "vllm_stand_in"

@@ -8,5 +8,7 @@
     checks/             pytest files: the stack up, used, hurt, hardened, down
     report              what it took, printed and in benchmarks/results/compose.json
 
+`debian`, and `commands` that all steps run, are in tests/support, because other folders use them too.
+
 pytest does not collect `checks/` by itself: their files are named check_*.py.
 """

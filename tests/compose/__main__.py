@@ -14,10 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.compose import debian, engine, images, report, wheels
+from tests.compose import engine, images, report, wheels
 from tests.compose.checks.conftest import FIGURES_VARIABLE
-from tests.compose.commands import ROOT, Failure, Progress
 from tests.compose.engine import Engine
+from tests.support import debian
+from tests.support.commands import ROOT, Failure, Progress
 
 _CHECKS = "tests/compose/checks"
 _CHECKS_S = 1200

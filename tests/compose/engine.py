@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.compose.commands import ROOT, Failure, run
-from tests.compose.debian import program
+from tests.support.commands import ROOT, Failure, run
+from tests.support.debian import program
 
 NAME = f"quire-compose-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 FOLDER = Path("/var/tmp") / NAME

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.compose.commands import ROOT, Failure, Progress, run
-from tests.compose.debian import RELEASE, program
 from tests.compose.engine import ADDRESS, FOLDER, MIRROR_PORT, Engine
+from tests.support.commands import ROOT, Failure, Progress, run
+from tests.support.debian import RELEASE, program
 
 OURS = ("gateway", "scheduler", "worker")
 STAND_INS = ("jaeger", "collector", "prometheus", "grafana")

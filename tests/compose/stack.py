@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.compose.commands import Failure, run
-from tests.compose.debian import program
+from tests.support.commands import Failure, run
+from tests.support.debian import program
 
 GRPC, ADMIN, HTTP = "127.0.0.1:50051", "127.0.0.1:50052", "http://127.0.0.1:8000"
 LAB, JAEGER = "http://127.0.0.1:8001", "http://127.0.0.1:16686"

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.compose.commands import ROOT, Failure, run
+from tests.support.commands import ROOT, Failure, run
 
 EXTRAS = ("gateway", "scheduler", "worker")
 _PYTHON = "3.11"

@@ -8,8 +8,8 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import EOS, hash_free, make_request, next_token, shares, waiting
-from tests.core.pipelines import Loop, Worker, build
+from tests.support.core.builders import EOS, hash_free, make_request, next_token, shares, waiting
+from tests.support.core.pipelines import Loop, Worker, build
 
 FAST_AND_SLOW = pytest.mark.parametrize("fast_path", [True, False])
 

@@ -7,8 +7,8 @@ import pytest
 
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import SequenceStatus
-from tests.core.builders import make_request, shares
-from tests.core.pipelines import Loop, build
+from tests.support.core.builders import make_request, shares
+from tests.support.core.pipelines import Loop, build
 
 CORE = Path(__file__).parents[2] / "scheduler_svc" / "core"
 

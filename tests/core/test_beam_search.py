@@ -6,8 +6,8 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Group, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import EOS
-from tests.core.v0_builders import add, answer, group_of, make_request, make_v0
+from tests.support.core.builders import EOS
+from tests.support.core.v0_builders import add, answer, group_of, make_request, make_v0
 
 Candidates = dict[str, list[tuple[int, float]]]
 

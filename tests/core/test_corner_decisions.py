@@ -12,9 +12,9 @@ from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import answer, make_core, make_request, one_step, shares
-from tests.core.quire_builders import CHEAP_SWAP, quire_core, request, running, swapped, waiting
-from tests.core.task_builders import Tasks
+from tests.support.core.builders import answer, make_core, make_request, one_step, shares
+from tests.support.core.quire_builders import CHEAP_SWAP, quire_core, request, running, swapped, waiting
+from tests.support.core.task_builders import Tasks
 
 # --- budget ---------------------------------------------------------------------------------------------------------------
 

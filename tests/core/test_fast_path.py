@@ -13,7 +13,7 @@ from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import next_token
+from tests.support.core.builders import next_token
 
 EOS = 7
 Transcript = list[Any]

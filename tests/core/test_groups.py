@@ -5,7 +5,7 @@ import pytest
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from svc_common.errors import InvalidArgument
-from tests.core.v0_builders import add, answer, make_request, make_v0, names, one_step, queues, steps, until
+from tests.support.core.v0_builders import add, answer, make_request, make_v0, names, one_step, queues, steps, until
 
 
 @pytest.mark.parametrize(

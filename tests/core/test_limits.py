@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core.spec import abilities
 from scheduler_svc.core.spec.policy_spec import knob_names
 from svc_common.errors import ConfigError
-from tests.core.v0_builders import make_chunked, make_v0
+from tests.support.core.v0_builders import make_chunked, make_v0
 
 
 @pytest.mark.parametrize(

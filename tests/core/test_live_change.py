@@ -15,7 +15,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import knob_names
 from scheduler_svc.policy.keys import limit_names
 from svc_common.errors import ConfigError
-from tests.core.builders import answer, make_request, one_step, shares, waiting
+from tests.support.core.builders import answer, make_request, one_step, shares, waiting
 
 LIMITS = CoreLimits(4, 17, 64, num_cpu_blocks=8, max_num_seqs=4, max_num_batched_tokens=64)
 

@@ -9,7 +9,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from tests.core.task_builders import Tasks, ids
+from tests.support.core.task_builders import Tasks, ids
 
 
 def lanes_of(tasks: Tasks) -> dict[str, int]:

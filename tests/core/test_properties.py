@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.core.lives import FATES, Life
-from tests.core.random_policies import random_setting
+from tests.support.core.lives import FATES, Life
+from tests.support.core.random_policies import random_setting
 
 ROOT = Path(__file__).parents[2]
 Record = Callable[[str, object], None]

@@ -10,7 +10,7 @@ from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan, 
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import make_request
+from tests.support.core.builders import make_request
 
 
 def build(policy: str, *, knobs: dict[str, object] | None = None, **limits: int | bool) -> Scheduler:

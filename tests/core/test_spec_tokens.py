@@ -4,8 +4,8 @@ import pytest
 
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.builders import EOS, make_request, shares, waiting
-from tests.core.pipelines import Loop, Worker, build
+from tests.support.core.builders import EOS, make_request, shares, waiting
+from tests.support.core.pipelines import Loop, Worker, build
 
 
 def after_prompt(preset: str = "vllm-v1", drafts: int = 3, **limits: int) -> Scheduler:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.core.v0_builders import add, chunks, finish, make_v0, one_step
+from tests.support.core.v0_builders import add, chunks, finish, make_v0, one_step
 
 Step = tuple[dict[str, int], list[str]]
 

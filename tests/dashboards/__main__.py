@@ -9,7 +9,7 @@ from tests.dashboards import asking
 from tests.dashboards.drawing import When, draw
 from tests.dashboards.prometheus import HOW_TO_GET_IT, binary
 from tests.dashboards.scene import Scene, loaded
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 PHASES = [(200, 10.0), (500, 25.0), (150, 8.0)]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 HOW_TO_GET_IT = "there is no `prometheus` here; on Debian and Ubuntu: apt install prometheus"
 CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"

@@ -13,7 +13,7 @@ from quire.client.sync_client import Client, RequestOptions
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import QuireError
 from tests.dashboards.prometheus import SCRAPE_S, Prometheus, running
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 _NUM_BLOCKS = 260
 _SETTLE_S = 3 * SCRAPE_S

@@ -15,7 +15,7 @@ from gateway_svc import metric_definitions as of_gateway
 from scheduler_svc.observe.metrics import definitions as of_scheduler
 from svc_common.observability.metrics import Kind, MetricSpec
 from tests.dashboards import promql
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 from worker_svc.shell import metric_definitions as of_worker
 
 SPECS: dict[str, MetricSpec] = {s.name: s for part in (of_gateway, of_scheduler, of_worker) for s in part.METRICS}

@@ -6,8 +6,8 @@ import pytest
 
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e import scheduler_kills
-from tests.e2e.supervised import Supervised, supervised
+from tests.support.stack import scheduler_kills
+from tests.support.stack.supervised import Supervised, supervised
 
 
 @pytest.fixture(scope="session")

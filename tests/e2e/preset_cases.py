@@ -6,10 +6,10 @@ from typing import Any
 
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
-from tests.e2e.commands import blocks
 from tests.e2e.served_life import Life, life_of
+from tests.support.stack import mixed_requests
+from tests.support.stack.commands import blocks
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from tests.e2e.mixed_requests import Ask
 from tests.e2e.served_life import Life, Step, request_of
+from tests.support.stack.mixed_requests import Ask
 
 Sign = Callable[[Life], None]
 

@@ -13,8 +13,8 @@ from quire import SamplingParams, StructuredOutputsParams
 from quire.client.outputs import CompletionOutput
 from quire.client.sync_client import Client
 from svc_common.grammars import GrammarCompiler
-from tests.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, json_schema
-from tests.worker.random_schemas import random_schema
+from tests.support.worker.grammar_rows import EOS_IDS, TINY, VOCAB_SIZE, json_schema
+from tests.support.worker.random_schemas import random_schema
 
 MAX_AT_ONCE = 32
 _MAX_TOKENS = 160

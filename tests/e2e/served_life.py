@@ -13,7 +13,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
-from tests.e2e.commands import quire, steps
+from tests.support.stack.commands import quire, steps
 
 Step = dict[str, Any]
 

@@ -17,9 +17,9 @@ from quire.client.messages import RequestOptions
 from quire.client.sync_client import Client
 from quire.operators.admin import AdminClient
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, QuireError
-from tests.e2e.commands import quire
-from tests.e2e.supervised import Supervised, supervised
-from tests.worker.adapter_folders import Oracle, make_adapter
+from tests.support.stack.commands import quire
+from tests.support.stack.supervised import Supervised, supervised
+from tests.support.worker.adapter_folders import Oracle, make_adapter
 
 PROMPT = list(range(40, 90))
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

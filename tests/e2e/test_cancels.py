@@ -17,7 +17,7 @@ from quire import SamplingParams
 from quire.client.sync_client import AsyncClient, Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import Cancelled, DeadlineExceeded
-from tests.e2e.commands import blocks, steps
+from tests.support.stack.commands import blocks, steps
 
 _LONG = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
 
@@ -93,14 +93,14 @@ def _check(count: int) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_sample(record_property: Callable[[str, object], None]) -> None:
+def test_leaving_at_random_moments(record_property: Callable[[str, object], None]) -> None:
     """200 of them."""
     record_property("size", _check(200))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_whole(record_property: Callable[[str, object], None]) -> None:
+def test_a_thousand_that_leave_at_random_moments(record_property: Callable[[str, object], None]) -> None:
     """1,000 of them."""
     record_property("size", _check(1000))
 

@@ -20,7 +20,7 @@ import pytest
 from quire.cli import main
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from tests.e2e.commands import ROOT
+from tests.support.stack.commands import ROOT
 
 
 @pytest.fixture

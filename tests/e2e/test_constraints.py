@@ -12,7 +12,7 @@ from quire import SamplingParams, StructuredOutputsParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
-from tests.scraping import scrape
+from tests.support.scraping import scrape
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "" | e "c" e\n'
 WIDE = {

@@ -8,7 +8,7 @@ import pytest
 from quire import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import steps
+from tests.support.stack.commands import steps
 
 NUM_REQUESTS = 12
 LONG = {"max_tokens": 80, "ignore_eos": True}

@@ -14,8 +14,8 @@ from quire.built_in_model import default_model
 from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.checkpoints import FAMILIES, make_checkpoint
-from tests.e2e.oracle import Expected, Job, expected, mixed_jobs
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.stack.oracle import Expected, Job, expected, mixed_jobs
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4
@@ -66,7 +66,9 @@ def _compare(name: str, count: int, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", [TINY, "qwen3"])
-def test_sample(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_answers_are_those_of_generate(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Through all services, tokens and logprobs equal those of `generate`: alone, then 24 at once, chunked and preempted."""
     record_property("size", _compare(name, 24, tmp_path))
 
@@ -74,6 +76,8 @@ def test_sample(name: str, tmp_path: Path, record_property: Callable[[str, objec
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [TINY, *FAMILIES])
-def test_whole(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_answers_of_every_family_are_those_of_generate(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Through all services, tokens and logprobs equal those of `generate`: alone, then 64 at once, chunked and preempted."""
     record_property("size", _compare(name, 64, tmp_path))

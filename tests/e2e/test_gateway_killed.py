@@ -11,9 +11,9 @@ import pytest
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire.local_stack.processes import ServiceProcess
-from tests.e2e.kill_requests import SCHEMA
-from tests.e2e.supervised import Readings, Supervised, is_serving
-from tests.gateway.reading import Read
+from tests.support.services.reading import Read
+from tests.support.stack.kill_requests import SCHEMA
+from tests.support.stack.supervised import Readings, Supervised, is_serving
 
 Record = Callable[[str, object], None]
 AnyRequest = pb.GenerateRequest | pb.ChatRequest

@@ -5,7 +5,7 @@ import httpx
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import quire, steps
+from tests.support.stack.commands import quire, steps
 
 
 def test_the_lab_is_where_the_stack_says(stack: LocalStack, client: Client) -> None:

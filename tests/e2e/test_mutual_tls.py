@@ -28,8 +28,8 @@ from quire_tools.commands.bench import app as bench_command
 from quire_tools.commands.doctor import app as doctor_command
 from svc_common.errors import PermissionDenied, Unauthenticated, Unavailable
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
-from tests.clients.node import node_packages, run_node
-from tests.e2e.commands import ROOT
+from tests.support.node import node_packages, run_node
+from tests.support.stack.commands import ROOT
 
 KEYS = {
     name: f"qk_{name}_0123456789abcdefghijklmnopqrstuvwxyz" for name in ("acme", "globex", "kin", "kith", "operator")

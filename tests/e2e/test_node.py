@@ -16,8 +16,8 @@ import pytest
 from quire.local_stack.processes import ServiceProcess, ignore_line
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from tests.clients.node import node_packages, run_node
-from tests.e2e.commands import ROOT
+from tests.support.node import node_packages, run_node
+from tests.support.stack.commands import ROOT
 
 
 @pytest.fixture

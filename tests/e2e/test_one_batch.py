@@ -12,8 +12,8 @@ from quire.client.sampling_params import BeamSearchParams, PoolingParams, Struct
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from tests.e2e.commands import steps
-from tests.worker.adapter_folders import make_adapter
+from tests.support.stack.commands import steps
+from tests.support.worker.adapter_folders import make_adapter
 
 LONG = {"max_tokens": 40, "ignore_eos": True}
 SCHEMA = {"type": "array", "items": {"enum": ["north", "south", "east", "west"]}, "minItems": 6, "maxItems": 8}

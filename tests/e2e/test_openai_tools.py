@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.local_stack.stack import LocalStack
-from tests.clients.tools import run_tool, tool_environment
-from tests.e2e.commands import ROOT
+from tests.support.client_tools import run_tool, tool_environment
+from tests.support.stack.commands import ROOT
 
 CLIENTS = ROOT / "tests" / "clients"
 TINY = ROOT / "models" / "tiny"

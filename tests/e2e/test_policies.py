@@ -8,8 +8,8 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import quire, steps
-from tests.e2e.oracle import mixed_jobs
+from tests.support.stack.commands import quire, steps
+from tests.support.stack.oracle import mixed_jobs
 
 JOBS = mixed_jobs(8, 4000, seed=1)
 TIGHT = {"max_model_len": 192, "num_gpu_blocks_override": 20, "swap_space": "1MiB", "max_num_seqs": 8}

@@ -9,7 +9,7 @@ from quire import SamplingParams
 from quire.client.messages import RequestOptions
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import steps
+from tests.support.stack.commands import steps
 
 BLOCK = 16
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.core.composition.presets import policy_names
-from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
 from tests.e2e.preset_cases import Case, compare
+from tests.support.stack import mixed_requests
 
 _COUNT, _SAMPLE_COUNT = 64, 15
 _important_first = signs.important_first(mixed_requests.asks(_COUNT))
@@ -59,7 +59,9 @@ WHOLE = [
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
-def test_sample(case: Case, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_two_presets_give_undisturbed_tokens(
+    case: Case, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """R21, R25: two presets; their recordings are replayed to the last decision (R201)."""
     record_property("size", compare(case, _SAMPLE_COUNT, tmp_path))
 
@@ -72,6 +74,8 @@ def test_no_preset_is_left_out() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", WHOLE, ids=str)
-def test_whole(case: Case, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_every_preset_gives_undisturbed_tokens(
+    case: Case, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """R21, R25, R27, R75, R76, R183, R190: every preset; their recordings are replayed to the last decision (R201)."""
     record_property("size", compare(case, _COUNT, tmp_path))

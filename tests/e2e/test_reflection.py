@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import ROOT
+from tests.support.stack.commands import ROOT
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,18 @@ import pytest
 from quire import SamplingParams
 from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
-from tests.e2e.kill_plan import Killer
-from tests.e2e.kill_signs import LOSS
-from tests.e2e.supervised import NOTICED_S, Case, Readings, Supervised, is_serving, kills, read_all, supervised
+from tests.support.stack.kill_plan import Killer
+from tests.support.stack.kill_signs import LOSS
+from tests.support.stack.supervised import (
+    NOTICED_S,
+    Case,
+    Readings,
+    Supervised,
+    is_serving,
+    kills,
+    read_all,
+    supervised,
+)
 
 Record = Callable[[str, object], None]
 NUM_TOKENS = 300

@@ -13,13 +13,13 @@ import pytest
 from quire import LLM
 from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
-from tests.e2e import mixed_requests
 from tests.e2e import preset_signs as signs
-from tests.e2e.commands import steps
-from tests.e2e.mixed_requests import Outputs
 from tests.e2e.preset_cases import Case, compare
-from tests.e2e.supervised import Case as Asked
-from tests.e2e.supervised import kills, read_all, supervised
+from tests.support.stack import mixed_requests
+from tests.support.stack.commands import steps
+from tests.support.stack.mixed_requests import Outputs
+from tests.support.stack.supervised import Case as Asked
+from tests.support.stack.supervised import kills, read_all, supervised
 
 Recorder = Callable[[str, object], None]
 _COUNT, _SAMPLE_COUNT = 64, 15
@@ -50,7 +50,7 @@ KILLED = [
         ("vllm-v0", {"preemption_mode": "recompute", "num_scheduler_steps": 3}),
     ],
 )
-def test_sample(policy: str, sets: dict[str, Any], record_property: Recorder) -> None:
+def test_in_one_process(policy: str, sets: dict[str, Any], record_property: Recorder) -> None:
     """R21, R25, R27, R151: alone and together, with swaps and guesses, computed again and in several steps at once."""
     staying = [ask for ask in mixed_requests.asks(_SAMPLE_COUNT) if not ask.leaves]
     expected = mixed_requests.undisturbed(default_model(), _SAMPLE_COUNT)
@@ -84,7 +84,7 @@ def test_alone_and_in_a_batch_of_64(record_property: Recorder) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", WAYS, ids=str)
-def test_whole(case: Case, tmp_path: Path, record_property: Recorder) -> None:
+def test_every_way_to_disturb_a_run(case: Case, tmp_path: Path, record_property: Recorder) -> None:
     """R25, R27, R94, R151: guesses, either loop, several steps at once, results one step late, chunks; all of them preempt."""
     record_property("size", compare(case, _COUNT, tmp_path))
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e import kill_requests, scheduler_kills
-from tests.e2e.supervised import Supervised
+from tests.support.stack import kill_requests, scheduler_kills
+from tests.support.stack.supervised import Supervised
 
 Record = Callable[[str, object], None]
 SAMPLE, WHOLE = 5, 50
@@ -23,13 +23,13 @@ def survive(running: Supervised, count: int, seed: int) -> scheduler_kills.Survi
     return scheduler_kills.survive(running, wanted, expected, count, seed)
 
 
-def test_sample(killable: Supervised, record_property: Record) -> None:
+def test_kills_under_load_lose_no_token(killable: Supervised, record_property: Record) -> None:
     """R25: kill -9: n = 2, beams, a schema, penalties, log probabilities, stop strings, min_tokens; each token once, the same."""
     record_property("size", str(survive(killable, SAMPLE, seed=1)))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_whole(killable: Supervised, record_property: Record) -> None:
+def test_many_kills_under_load(killable: Supervised, record_property: Record) -> None:
     """The same many times over."""
     record_property("size", str(survive(killable, WHOLE, seed=2)))

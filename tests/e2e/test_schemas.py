@@ -14,8 +14,8 @@ import pytest
 
 from quire.local_stack.stack import LocalStack
 from tests.e2e import schema_requests
-from tests.e2e.commands import blocks, steps
 from tests.e2e.schema_requests import Ask, Outputs
+from tests.support.stack.commands import blocks, steps
 
 Record = Callable[[str, object], None]
 FEW_BLOCKS = ("restraint=null",)
@@ -91,7 +91,7 @@ def over_http(stack: LocalStack, ask: Ask) -> dict[str, Any]:
         return choice
 
 
-def test_sample(stack: LocalStack, record_property: Record) -> None:
+def test_outputs_fit_their_schemas(stack: LocalStack, record_property: Record) -> None:
     """R25, R150: 16 schemas in few blocks with drafts give what they give undisturbed; OpenAI's `response_format` gives it too."""
     wanted = schema_requests.asks(16)
     expected = schema_requests.run(stack.grpc_address, wanted)
@@ -106,7 +106,7 @@ def test_sample(stack: LocalStack, record_property: Record) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_whole(record_property: Record) -> None:
+def test_outputs_fit_two_hundred_schemas(record_property: Record) -> None:
     """R25, R72, R75, R150: 200 schemas; whole outputs validate, at least 190 are whole, cut ones are beginnings that the grammar
     takes; the same tokens whether undisturbed, preempted by recompute or swap, with drafts, or both."""
     wanted = schema_requests.asks(200)

@@ -21,7 +21,7 @@ from quire_tools.tour.guide import Guide
 from quire_tools.tour.screen import HEIGHT, WIDTH
 from quire_tools.tour.stage import GATE, RunningStack, Stage, TourRequest
 from tests.e2e.tour_numbers import RECOMPUTED
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 _VERDICT = re.compile(r"^tour (?P<name>\S+): (?P<verdict>PASS|FAIL .+)$")
 _LIMIT_S = 600

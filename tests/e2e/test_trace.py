@@ -9,7 +9,7 @@ from quire import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from quire.local_stack.stack import LocalStack
-from tests.traces.page import undocumented
+from tests.support.tracing_page import undocumented
 
 _NEEDED = {"scheduler.queue", "scheduler.prefill", "scheduler.decode", "worker.sequence"}
 _SECRET = "canary-7f3a"

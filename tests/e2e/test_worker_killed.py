@@ -15,11 +15,11 @@ import pytest
 
 from quire.client.sync_client import Client
 from svc_common.errors import Unavailable
-from tests.e2e import kill_requests
-from tests.e2e.commands import blocks
-from tests.e2e.kill_plan import AT_RANDOM, Killer
-from tests.e2e.kill_signs import LOSS, POISON, POISON_TOKEN
-from tests.e2e.supervised import NOTICED_S, Readings, Supervised, is_serving, supervised
+from tests.support.stack import kill_requests
+from tests.support.stack.commands import blocks
+from tests.support.stack.kill_plan import AT_RANDOM, Killer
+from tests.support.stack.kill_signs import LOSS, POISON, POISON_TOKEN
+from tests.support.stack.supervised import NOTICED_S, Readings, Supervised, is_serving, supervised
 
 Record = Callable[[str, object], None]
 TIGHT = ("--dtype", "float32", "--max-model-len", "256", "--swap-space", "8MiB", "--num-gpu-blocks-override", "30")
@@ -86,12 +86,12 @@ def survive(plan: Plan, folder: Path) -> str:
     )
 
 
-def test_sample(tmp_path: Path, record_property: Record) -> None:
+def test_kills_at_chosen_moments_lose_no_token(tmp_path: Path, record_property: Record) -> None:
     """R3, R123: kill -9 between swap-out and forward, within a copy, at random: every token exactly once, and the same."""
     record_property("size", survive(SAMPLE, tmp_path))
 
 
-def test_whole_is_fifty_kills() -> None:
+def test_the_plan_has_fifty_kills() -> None:
     """As many as promised, each moment several times."""
     moments = sum((plan.moments for plan in WHOLE), Counter[str]())
     assert moments.total() == 50 and min(moments.values()) >= 2
@@ -151,6 +151,6 @@ def poison(killer: Killer, running: Supervised, readings: Readings) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plan", WHOLE, ids=str)
-def test_whole(plan: Plan, tmp_path: Path, record_property: Record) -> None:
+def test_every_kill_moment_of_the_plan(plan: Plan, tmp_path: Path, record_property: Record) -> None:
     """R3, R27, R123: at every moment, under policies that swap and that recompute, with chunks and without."""
     record_property("size", survive(plan, tmp_path))

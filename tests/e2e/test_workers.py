@@ -11,7 +11,7 @@ from quire import SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.commands import blocks, quire, steps
+from tests.support.stack.commands import blocks, quire, steps
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0)
 PROMPTS = [f"import number_{i} as " for i in range(6)]

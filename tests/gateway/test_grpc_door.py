@@ -18,7 +18,7 @@ from protos.inference.v1 import inference_pb2 as pb
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument, NotFound, OutOfRange, QuireError
 from svc_common.net import rpc
-from tests.gateway.scripted_engine import asynchronous
+from tests.support.services.scripted_engine import asynchronous
 
 pytestmark = pytest.mark.processes
 

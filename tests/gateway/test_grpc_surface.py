@@ -20,8 +20,8 @@ from svc_common.errors import DeadlineExceeded, QuireError
 from svc_common.net import rpc
 from svc_common.observability.log_format import JsonFormatter
 from svc_common.version import VERSION
-from tests.gateway.scripted_engine import asynchronous, finished, pair, tokens
-from tests.scraping import check_names
+from tests.support.scraping import check_names
+from tests.support.services.scripted_engine import asynchronous, finished, pair, tokens
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -22,7 +22,7 @@ from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from svc_common.net import rpc
-from tests.gateway.scripted_engine import PATIENCE_S, Attachment, Gateway, asynchronous, finished, pair, tokens
+from tests.support.services.scripted_engine import PATIENCE_S, Attachment, Gateway, asynchronous, finished, pair, tokens
 
 pytestmark = pytest.mark.processes
 

@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.compose.commands import Failure, Progress
 from tests.install.checks import CHECKS, Check
 from tests.install.environment import Environment
+from tests.support.commands import Failure, Progress
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.compose.commands import ROOT, run
+from tests.support.commands import ROOT, run
 
 SERVICES = ("pypi", "osv")
 _ENVIRONMENT = ROOT / ".venv" / "audit"

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.cli import RootGroup
 from quire.cli.groups import CommandGroup
-from tests.quire.up_process import FREE_PORTS
+from tests.support.stack.up_process import FREE_PORTS
 
 SCRIPT = Path(__file__).with_name("run_commands.py")
 _STACK = "gateway,scheduler,worker"

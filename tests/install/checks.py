@@ -4,10 +4,10 @@ import json
 import subprocess
 from collections.abc import Callable
 
-from tests.compose.commands import Failure
 from tests.install import bare
 from tests.install.environment import Environment
 from tests.install.served import Served
+from tests.support.commands import Failure
 
 PROMPT = "def fibonacci(n):"
 NUM_TOKENS = 40

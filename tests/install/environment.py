@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compose.commands import ROOT, Failure, run
+from tests.support.commands import ROOT, Failure, run
 
 CONSTRAINTS = ROOT / "constraints.txt"
 _SHELL = "/bin/sh"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from tests.repo.tree import ROOT, name_of, python_files
+from tests.support.tree import ROOT, name_of, python_files
 
 OURS = {
     "quire",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 HELD = ("torch",)
 """Pinned as in constraints.txt: of older releases not every index has a build without CUDA."""

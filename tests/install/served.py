@@ -6,9 +6,9 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from tests.compose.commands import Failure
 from tests.install.environment import Environment
-from tests.quire.up_process import FREE_PORTS, READY_LINE
+from tests.support.commands import Failure
+from tests.support.stack.up_process import FREE_PORTS, READY_LINE
 
 _START_S, _STOP_S = 300.0, 60.0
 

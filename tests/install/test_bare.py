@@ -15,7 +15,7 @@ from quire import extras
 from svc_common.errors import ConfigError
 from tests.install import bare
 from tests.install.test_dependencies import PROJECT
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 def base_distributions() -> set[str]:

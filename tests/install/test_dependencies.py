@@ -7,7 +7,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.install.imports import PYPROJECT, imported
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 PROJECT = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]

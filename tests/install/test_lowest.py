@@ -7,22 +7,24 @@ from pathlib import Path
 import pytest
 
 from deploy.requirements import requirements
-from tests.compose.commands import run
 from tests.install.lowest import lowest_pins
 from tests.install.test_dependencies import PROJECT
-from tests.repo.tree import ROOT
+from tests.support.commands import run
+from tests.support.tree import ROOT
 
 SERVED = ("gateway", "scheduler", "worker", "bench", "tls")
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "openai", "jsonschema", "psutil", "peft")
 SAMPLE = (
-    *(
-        "tests/quire/test_cli.py",
-        "tests/quire/test_cli_plan.py",
-        "tests/quire/test_cli_convert.py",
-        "tests/quire/test_cli_hub.py",
-    ),
-    *("tests/quire/test_llm.py", "tests/quire/test_up.py", "tests/gateway/test_openai_door.py"),
-    *("tests/gateway/test_chat_template.py", "tests/gateway/test_grammars.py", "tests/gateway/test_detokenizer.py"),
+    "tests/quire/cli/test_cli.py",
+    "tests/quire_tools/test_cli_plan.py",
+    "tests/quire_tools/test_cli_convert.py",
+    "tests/quire/test_cli_hub.py",
+    "tests/quire/offline/test_llm.py",
+    "tests/quire/cli/test_up.py",
+    "tests/gateway/openai/test_openai_door.py",
+    "tests/gateway/text/test_chat_template.py",
+    "tests/gateway/checks/test_grammars.py",
+    "tests/gateway/text/test_detokenizer.py",
     "tests/e2e/test_same_tokens.py",
 )
 

@@ -15,7 +15,7 @@ from deploy import kernels
 from paged_kernels.cpu_builds import BUILDS, Build
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library, runs_here
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 NATIVE = "native"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 def run_interpreted(marker: str, timeout_s: float) -> str:
@@ -37,6 +37,6 @@ def test_in_the_interpreter(record_property: Callable[[str, object], None]) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_in_the_interpreter_whole(record_property: Callable[[str, object], None]) -> None:
+def test_every_shape_in_the_interpreter(record_property: Callable[[str, object], None]) -> None:
     """R18, R123, R124: the same over at least 50 random shapes per kernel, and a longer run of the worker."""
     report(run_interpreted("long", 1400), 8, record_property)

@@ -15,7 +15,7 @@ from quire.client.sync_client import Client
 from quire.hub import checkpoint_folder, is_hub_name
 from svc_common.errors import ConfigError
 from tests.quire.hub_server import Hub
-from tests.quire.up_process import ROOT, UpProcess, run_quire
+from tests.support.stack.up_process import ROOT, UpProcess, run_quire
 
 # Asks for each model in turn, in one interpreter: [name, revision] -> the folder's files, or the error.
 ASK = """

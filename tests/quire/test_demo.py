@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from quire.local_stack.processes import child_environment
-from tests.quire.up_process import wait_gone
+from tests.support.stack.up_process import wait_gone
 
 
 def test_demo_shows_one_trace_over_three_services_and_leaves_nothing(tmp_path: Path) -> None:

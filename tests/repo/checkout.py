@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svc_common import errors
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 SERVICES = (
     "gateway_svc",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.node import node_packages
-from tests.repo.tree import ROOT
+from tests.support.node import node_packages
+from tests.support.tree import ROOT
 
 BASELINE = ROOT / "protos" / "baseline.binpb"
 INFERENCE = "protos/inference/v1/inference.proto"

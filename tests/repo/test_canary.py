@@ -22,7 +22,7 @@ from quire.operators.admin import AdminClient
 from svc_common import wire_arrays
 from svc_common.net import rpc
 from svc_common.observability.log_format import LogFormat
-from tests.repo.canaries import CANARY, grpc_calls, http_bodies
+from tests.support.canaries import CANARY, grpc_calls, http_bodies
 
 SERVICE = "/quire.inference.v1.InferenceService"
 STREAMS = ("GenerateStream", "ChatStream")

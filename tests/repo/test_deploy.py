@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from svc_common import health_probe
 from svc_common.net import rpc
-from tests.repo.cli_lines import parse_quire
-from tests.repo.tree import ROOT
+from tests.support.cli_lines import parse_quire
+from tests.support.tree import ROOT
 
 OURS = ("gateway", "scheduler", "worker")
 SERVICES = {

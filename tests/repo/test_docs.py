@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import quire
-from tests.repo.cli_lines import parse_quire, shell_lines
-from tests.repo.tree import ROOT, files, name_of
+from tests.support.cli_lines import parse_quire, shell_lines
+from tests.support.tree import ROOT, files, name_of
 
 DOCUMENTS = sorted(path for path in files() if path.suffix == ".md")
 OWN = [path for path in DOCUMENTS if name_of(path) != "tests/golden/README.md"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import ROOT, run_python
+from tests.support.tree import ROOT, run_python
 
 # What a process without torch looks like, from the inside.
 BLOCKER = """

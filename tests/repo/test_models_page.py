@@ -1,8 +1,8 @@
 """docs/models.md says what the tests do."""
 
 from tests import models_page
-from tests.checkpoints import FAMILIES
 from tests.models_page import PAGE, REFUSALS, checks_in, collect, page, refused
+from tests.support.checkpoints import FAMILIES
 
 _MODULE = """
 @pytest.fixture(params=[family for family in DENSE_FAMILIES])
@@ -36,9 +36,17 @@ def test_the_page_is_fresh() -> None:
 def test_every_family_is_checked() -> None:
     """Tokens and vectors of every family in the quick tier; beams, overlap and longer lives of every family in the long one."""
     checks = {check.name: check for check in collect()}
-    for name in ("test_sample", "test_poisoned_sample", "test_vectors_are_of_the_last_hidden_states"):
+    for name in (
+        "test_tokens_are_those_of_generate",
+        "test_nobody_reads_free_blocks",
+        "test_vectors_are_of_the_last_hidden_states",
+    ):
         assert checks[name].quick == set(FAMILIES), name
-    for name in ("test_whole", "test_beams", "test_services"):
+    for name in (
+        "test_tokens_are_those_of_generate_in_many_schedules",
+        "test_beams_of_every_family",
+        "test_every_family_with_overlap",
+    ):
         assert (checks[name].quick, checks[name].families) == (set(), FAMILIES), name
     assert models_page._TITLES.keys() == set(FAMILIES)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from tests.repo.tree import ROOT, name_of
+from tests.support.tree import ROOT, name_of
 
 TOOLCHAIN = Path(sys.prefix) / "protoc"
 PROTOS = sorted(ROOT.glob("protos/*/v1/*.proto"))

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from quire.local_stack.stack import LocalStack
-from tests.repo.cli_lines import shell_lines
 from tests.repo.test_docs import PYTHON
-from tests.repo.tree import ROOT
+from tests.support.cli_lines import shell_lines
+from tests.support.tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICK_START = README.partition("## Quick start")[2].partition("\n## ")[0]

@@ -12,7 +12,7 @@ from protos.inference.v1 import inference_pb2
 from svc_common.errors import ConfigError, QuireError, from_status_name
 from svc_common.reasons import OTHER, REASONS, known_reason
 from tests.repo.reasons import reasons_in_code
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 _ROW = re.compile(
     r"^\| `([A-Z0-9_]+)` \| ([A-Z_, ]+) \| ([0-9, ]+) \| (.+) \| (.+) \| (yes|no|as new) \|$", re.MULTILINE

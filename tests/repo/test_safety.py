@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.repo.tree import name_of, python_files, text_files
+from tests.support.tree import name_of, python_files, text_files
 
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 BANNED_BUILTINS = {"eval", "exec"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import shares
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 def test_every_folder_is_in_one_share() -> None:
@@ -15,7 +15,7 @@ def test_every_folder_is_in_one_share() -> None:
         patterns = [pattern for share in listed.values() for pattern in share]
         found = [path for pattern in patterns for path in ROOT.glob(pattern)]
         assert len(set(found)) == len(found) >= len(patterns)
-        assert set((ROOT / "tests/core").glob("test_*.py")) <= {*found, *(f for d in found for f in d.glob("*.py"))}
+        assert set((ROOT / "tests/core").rglob("test_*.py")) <= {*found, *(f for d in found for f in d.rglob("*.py"))}
     unlisted = [share for share, folders in shares.ALL.items() if not folders]
     assert len(unlisted) == 1
     ignored = {f"--ignore={folder}" for folders in shares.ALL.values() for folder in folders}

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
 from svc_common.net import rpc
-from tests.scheduler.harness import eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import eventually, run_async, scheduler, stack, worker
 
 SERVE = """
 import asyncio, json, sys

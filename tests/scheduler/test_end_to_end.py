@@ -11,7 +11,7 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common import wire_arrays
 from svc_common.net import rpc
-from tests.scheduler.harness import TIMEOUT_S, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import TIMEOUT_S, Gateway, eventually, run_async, scheduler, stack, worker
 from worker_svc.engine import Progress
 
 PROMPT = list(range(32, 72))

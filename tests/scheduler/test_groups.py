@@ -5,7 +5,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 
 PROMPT = list(range(20, 60))
 SAMPLED = {"sampling": common_pb2.ResolvedSampling(temperature=1.0, top_p=1.0, seed=11)}

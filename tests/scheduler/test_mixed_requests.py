@@ -3,8 +3,8 @@
 import pytest
 
 from protos.common.v1 import common_pb2
-from tests.e2e.mixed_requests import Ask, asks
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
+from tests.support.stack.mixed_requests import Ask, asks
 
 POLICIES = [
     ("quire", ["restraint=null"]),

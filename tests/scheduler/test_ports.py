@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 
 
 @run_async

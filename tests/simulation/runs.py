@@ -13,11 +13,11 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from tests.core.random_policies import Setting
 from tests.simulation.checker import Promise, Streams, judge
 from tests.simulation.checking_worker import BlockMemory, CheckingWorker, UncountedMemory
 from tests.simulation.scenarios import Scenario, undisturbed
 from tests.simulation.transcript import Complained, Fact, Got, Left, LostWorker, Planned, Transcript
+from tests.support.core.random_policies import Setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import ConfigError
-from tests.core.random_policies import Setting, random_setting
+from tests.support.core.random_policies import Setting, random_setting
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 _ATTEMPTS = 50

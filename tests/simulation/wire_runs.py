@@ -16,12 +16,12 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.workers.row_messages import RowSampling
 from svc_common.errors import ConfigError
-from tests.core.random_policies import Setting
 from tests.simulation.checker import Streams, judge
 from tests.simulation.runs import Verdict, counts_of, promise, what_is_left
 from tests.simulation.scenarios import Scenario, scenario, setting_for
 from tests.simulation.transcript import Complained, Got, Transcript
 from tests.simulation.wire_link import WireLink
+from tests.support.core.random_policies import Setting
 
 SERVED_DEPTH = 2
 _ATTEMPTS = 200

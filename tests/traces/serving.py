@@ -18,7 +18,7 @@ from quire.client.connections import Credentials
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
-from tests.scheduler.harness import Admin, eventually, scheduler, service, worker
+from tests.support.services.harness import Admin, eventually, scheduler, service, worker
 from tests.traces.asks import KEYS, TENANTS, Ask, Clients
 
 MAX_STEPS = 400_000

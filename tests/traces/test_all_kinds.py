@@ -11,10 +11,10 @@ import pytest
 
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common.observability import trace_names as names
+from tests.support.tracing_page import undocumented
 from tests.traces import checks
 from tests.traces.asks import CLIENTS_OWN, Ask, asks
 from tests.traces.coverage import STAGES
-from tests.traces.page import undocumented
 from tests.traces.serving import Ran, exporting, run_apart, run_here, tenants_file
 from tests.traces.step_index import StepIndex
 

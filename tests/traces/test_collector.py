@@ -12,7 +12,7 @@ from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common.errors import ConfigError
 from svc_common.observability import telemetry, trace_export
 from svc_common.observability.trace_export import BatchSettings, BoundedProcessor, LossLog
-from tests.scheduler.harness import run_async, stack
+from tests.support.services.harness import run_async, stack
 from tests.traces.http_collector import posted_to
 from tests.traces.serving import exporting
 

@@ -16,10 +16,10 @@ from quire.client.sync_client import Client
 from quire.local_stack import ports
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common.observability import trace_names as names
-from tests.e2e.supervised import Case, Readings, supervised
-from tests.scheduler.harness import run_async, scheduler, worker
+from tests.support.services.harness import run_async, scheduler, worker
+from tests.support.stack.supervised import Case, Readings, supervised
+from tests.support.tracing_page import undocumented
 from tests.traces.coverage import gaps, unexplained_share
-from tests.traces.page import undocumented
 from tests.traces.serving import exporting, gateway, post
 
 MOST = 0.05

@@ -9,8 +9,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common.observability import trace_names as names
-from tests.scheduler.harness import run_async, stack
-from tests.scraping import Scrape
+from tests.support.scraping import Scrape
+from tests.support.services.harness import run_async, stack
 from tests.traces.serving import exporting, gateway, post
 
 _TIMES = (

@@ -12,10 +12,10 @@ from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedSpan
 from svc_common.observability import trace_names as names
-from tests.scheduler.harness import run_async
+from tests.support.services.harness import run_async
+from tests.support.tracing_page import undocumented
 from tests.traces.asks import KEYS
 from tests.traces.coverage import STAGES
-from tests.traces.page import undocumented
 from tests.traces.serving import exporting, in_process, tenants_file
 
 _WORKER = {"num_gpu_blocks": 200}

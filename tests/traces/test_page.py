@@ -1,7 +1,7 @@
 """docs/tracing.md has every name that is on a span: those of the module of names here, those seen in traces where they are made."""
 
 from svc_common.observability import trace_names as names
-from tests.traces.page import words
+from tests.support.tracing_page import words
 
 _PREFIXES = ("PREFIX", "LABEL", "STEP_PREFIX")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.repo.tree import ROOT
+from tests.support.tree import ROOT
 
 
 def run_on_fake_cuda(paths: list[str], marker: str, timeout_s: float) -> str:

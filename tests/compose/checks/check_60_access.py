@@ -13,8 +13,8 @@ from quire.client.sync_client import Client
 from svc_common.errors import Unauthenticated, Unavailable
 from tests.compose.checks.conftest import Stacks
 from tests.compose.checks.requests import targets, wait_for_targets
-from tests.compose.commands import ROOT, run
 from tests.compose.stack import GRPC, Setup, Stack
+from tests.support.commands import ROOT, run
 
 USER, PROMETHEUS_USER = 10001, 65534
 PARAMS = SamplingParams(max_tokens=8, temperature=0.0)

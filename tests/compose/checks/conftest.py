@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.compose.commands import Failure
 from tests.compose.stack import Setup, Stack
+from tests.support.commands import Failure
 
 FIGURES_VARIABLE = "QUIRE_COMPOSE_FIGURES"
 

@@ -8,8 +8,8 @@ import httpx
 
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
-from tests.compose.commands import Failure
 from tests.compose.stack import GRPC, PROMETHEUS, until
+from tests.support.commands import Failure
 
 PROMPTS = ("def main():", "import os\n", "class Block:", "for step in range(10):", "The scheduler", "x = [")
 GREEDY = SamplingParams(max_tokens=1200, temperature=0.0, ignore_eos=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape, KernelBackend
-from tests.cuda import TEST_DEVICE
+from tests.support.cuda import TEST_DEVICE
 
 DEVICE = torch.device(TEST_DEVICE)
 ALLOWED = {torch.float32: (1e-5, 0.0), torch.bfloat16: (0.01, 2**-7), torch.float16: (0.002, 2**-10)}

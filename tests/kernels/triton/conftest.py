@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.cuda import skip_without_device
+from tests.support.cuda import skip_without_device
 
 collect_ignore_glob = [] if {"TRITON_INTERPRET", "QUIRE_TEST_DEVICE"} & os.environ.keys() else ["test_*.py"]
 

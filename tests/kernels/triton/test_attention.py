@@ -39,7 +39,7 @@ def test_equals_reference(kind, record_property):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_reference_whole(kind, record_property):
+def test_equals_reference_for_every_shape(kind, record_property):
     """R18: the same over all random shapes."""
     compare(kind, range(WHOLE), record_property)
 

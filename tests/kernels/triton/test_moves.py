@@ -52,7 +52,7 @@ def test_writes(record_property):
 
 
 @pytest.mark.long
-def test_writes_whole(record_property):
+def test_writes_of_every_shape(record_property):
     """R18: the same over all random shapes."""
     check_writes(range(WHOLE), record_property)
 
@@ -112,7 +112,7 @@ def test_moves(kind, record_property):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["copy", "swap in", "swap out"])
-def test_moves_whole(kind, record_property):
+def test_moves_in_every_pool(kind, record_property):
     """R123, R124: the same over all random pools."""
     check_moves(kind, range(WHOLE), record_property)
 

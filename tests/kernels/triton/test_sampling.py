@@ -84,7 +84,7 @@ def test_draws_what_the_worker_draws(record_property):
 
 
 @pytest.mark.long
-def test_draws_what_the_worker_draws_whole(record_property):
+def test_draws_what_the_worker_draws_in_every_batch(record_property):
     """The same over all random batches."""
     check_draws(range(WHOLE), record_property)
 

@@ -8,8 +8,8 @@ import torch
 from paged_kernels import triton_backend, triton_cache
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
-from tests.repo.tree import ROOT
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.support.tree import ROOT
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.executor.model_engine import ModelEngine
 
 pytestmark = [
@@ -89,7 +89,7 @@ def test_greedy_tokens_are_those_of_the_cpu_backend(record_property):
 
 
 @pytest.mark.long
-def test_greedy_tokens_are_those_of_the_cpu_backend_whole(record_property):
+def test_greedy_tokens_of_a_long_run_are_those_of_the_cpu_backend(record_property):
     """R3, R18, R123: a longer run."""
     check(WHOLE, record_property)
 

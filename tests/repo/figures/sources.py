@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.repo.tree import NOT_OURS
+from tests.support.tree import NOT_OURS
 
 PRODUCT = (
     "block_manager/",

@@ -1,8 +1,8 @@
-"""On which device these tests run (see tests/cuda.py), and the checkpoints that they share."""
+"""On which device these tests run (see tests/support/cuda.py), and the checkpoints that they share."""
 
 import pytest
 
-from tests.cuda import TEST_DEVICE, skip_without_device
+from tests.support.cuda import TEST_DEVICE, skip_without_device
 from tests.worker.engine.families import Families
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from tests.checkpoints import make_checkpoint
-from tests.worker.engine import generated
-from tests.worker.engine.driver import BLOCK_SIZE, make_engine
-from tests.worker.engine.generated import BeamRule, Generated, Hypothesis
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker import generated
+from tests.support.worker.driver import BLOCK_SIZE, make_engine
+from tests.support.worker.generated import BeamRule, Generated, Hypothesis
 from worker_svc.executor.model_engine import ModelEngine
 
 _LENGTHS = (1, 15, 16, 33, 50, 130)

@@ -18,11 +18,11 @@ from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import InvalidArgument
-from tests.worker.engine.async_device import FakeStreams, RecordedTooEarly, WithoutGuard, WithoutWait
-from tests.worker.engine.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Scheduler
-from tests.worker.engine.driver import make_engine
-from tests.worker.engine.sampled_rows import GRAMMAR, ToyMasks, toy_allows
-from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
+from tests.support.worker.async_device import FakeStreams, RecordedTooEarly, WithoutGuard, WithoutWait
+from tests.support.worker.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Scheduler
+from tests.support.worker.builders import Change, Row, rare, step, tokens_by_row
+from tests.support.worker.driver import make_engine
+from tests.support.worker.sampled_rows import GRAMMAR, ToyMasks, toy_allows
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost

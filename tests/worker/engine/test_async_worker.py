@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tests.worker.engine.async_device import FakeStreams
-from tests.worker.engine.driver import BLOCK_SIZE
+from tests.support.worker.async_device import FakeStreams
+from tests.support.worker.builders import Change, run, step, tokens_by_row
+from tests.support.worker.driver import BLOCK_SIZE
+from tests.support.worker.running import fast, running
 from tests.worker.engine.test_async import TINY, join
-from tests.worker.shell.builders import Change, run, step, tokens_by_row
-from tests.worker.shell.running import fast, running
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.engine import Pending
 from worker_svc.executor.model_engine import ModelEngine

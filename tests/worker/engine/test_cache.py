@@ -10,10 +10,10 @@ from transformers.masking_utils import sdpa_mask
 
 from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
-from tests.checkpoints import make_checkpoint
-from tests.cuda import NEEDS_INVARIANCE
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
-from tests.worker.engine.generated import greedy, reference_model
+from tests.support.checkpoints import make_checkpoint
+from tests.support.cuda import NEEDS_INVARIANCE
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.support.worker.generated import greedy, reference_model
 from tests.worker.engine.test_invariance import check_schedules
 from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine

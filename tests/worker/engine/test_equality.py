@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tests.checkpoints import FAMILIES
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate
+from tests.support.checkpoints import FAMILIES
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate
 
 PROMPT_LENGTHS = (1, 15, 16, 17, 61)
 NEW_TOKENS = 48

@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import AttentionRule
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
-from tests.worker.engine.chaos import EVENTS, Chaos, origin
-from tests.worker.engine.driver import make_engine
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.support.worker.chaos import EVENTS, Chaos, origin
+from tests.support.worker.driver import make_engine
+from tests.support.worker.generated import Generated, last_hidden
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import Generated, last_hidden
 from worker_svc.executor.invariance import FREE
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model import attention
@@ -78,14 +78,14 @@ def world(request, families) -> World:
     return make_world(families[request.param], _SAMPLE_TOKENS)
 
 
-def test_sample(world, record_property):
+def test_tokens_are_those_of_generate(world, record_property):
     """Tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and batches
     of long and short sequences."""
     size = check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
     record_property("size", f"equal to generate on the worker: {size}")
 
 
-def test_poisoned_sample(world, record_property):
+def test_nobody_reads_free_blocks(world, record_property):
     """R123: the same with NaN in all blocks that were freed or never written, and shuffled free lists."""
     size = check_lives(world, seeds=range(3, 6), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
@@ -94,7 +94,7 @@ def test_poisoned_sample(world, record_property):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_whole(family, families, record_property):
+def test_tokens_are_those_of_generate_in_many_schedules(family, families, record_property):
     """The same in 16 random schedules of at least 48 tokens each, half of them with NaN in all free blocks."""
     world = make_world(families[family], 48)
     plain = check_lives(world, seeds=range(8), num_tokens=48)

@@ -13,10 +13,10 @@ from quire import LLM
 from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import BeamSearchParams
 from scheduler_svc.core.plan import StepPlan
-from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
-from tests.worker.engine.driver import on_tests_device
+from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.worker.driver import on_tests_device
+from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import BeamRule
 
 _SCORE_TOLERANCE = 1e-4
 _NUM_TOKENS = 12
@@ -98,7 +98,7 @@ def compare(family: Family, policy, names: tuple[str, ...], num_blocks: int, mon
 
 
 @pytest.mark.parametrize("family", SAMPLE_FAMILIES)
-def test_beams_sample(family, families, monkeypatch, record_property):
+def test_beams_of_two_families(family, families, monkeypatch, record_property):
     """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
     values of `length_penalty`, while blocks are copied on write and swapped."""
     size = compare(families[family], POLICIES[0], ("p15", "p33"), 18, monkeypatch)
@@ -108,7 +108,7 @@ def test_beams_sample(family, families, monkeypatch, record_property):
 @pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy[0])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_beams(family, policy, families, monkeypatch, record_property):
+def test_beams_of_every_family(family, policy, families, monkeypatch, record_property):
     """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
     values of `length_penalty`, while blocks are copied on write, swapped and recomputed."""
     size = compare(families[family], policy, tuple(prompts_of(1)), 36, monkeypatch)

@@ -11,11 +11,11 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.workers.lane import WorkerLane
-from tests.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
-from tests.scheduler.harness import Output, Stack, run_async, stack
-from tests.worker.engine.driver import new_engine
+from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.services.harness import Output, Stack, run_async, stack
+from tests.support.worker.driver import new_engine
+from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
-from tests.worker.engine.generated import BeamRule
 
 _LONG, _SHORT = 100, 50
 _NUM_BLOCKS = 26
@@ -157,7 +157,7 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
 
 @pytest.mark.parametrize("family", SAMPLE_FAMILIES)
 @run_async
-async def test_services_sample(family, families, monkeypatch, record_property):
+async def test_two_families_with_overlap(family, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, prefix hits, copy
     on write and batches of long and short sequences."""
     size = await compare(families[family], SERVINGS[0], monkeypatch)
@@ -168,7 +168,7 @@ async def test_services_sample(family, families, monkeypatch, record_property):
 @pytest.mark.parametrize("serving", SERVINGS, ids=lambda serving: serving.name)
 @pytest.mark.parametrize("family", FAMILIES)
 @run_async
-async def test_services(family, serving, families, monkeypatch, record_property):
+async def test_every_family_with_overlap(family, serving, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, recompute, prefix
     hits, copy on write, multi-step decode and batches of long and short sequences."""
     size = await compare(families[family], serving, monkeypatch)

@@ -12,9 +12,9 @@ from transformers.models.llama import modeling_llama
 
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
-from tests.checkpoints import FAMILIES, make_checkpoint
-from tests.cuda import TEST_DEVICE
-from tests.worker.engine.driver import Driver, make_engine, new_engine
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.cuda import TEST_DEVICE
+from tests.support.worker.driver import Driver, make_engine, new_engine
 from tests.worker.engine.families import prompts_of
 from worker_svc.model import checkpoint
 from worker_svc.model.dummy_batch import LONGEST

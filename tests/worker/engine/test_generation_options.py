@@ -13,12 +13,12 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
-from tests.checkpoints import make_checkpoint
-from tests.cuda import NEEDS_INVARIANCE
-from tests.worker.engine.driver import make_engine
-from tests.worker.engine.sampled_rows import Options, ToyMasks, toy_allows
+from tests.support.checkpoints import make_checkpoint
+from tests.support.cuda import NEEDS_INVARIANCE
+from tests.support.worker.builders import Change, Row, rare, step, tokens_by_row
+from tests.support.worker.driver import make_engine
+from tests.support.worker.sampled_rows import Options, ToyMasks, toy_allows
 from tests.worker.engine.test_sampling_options import random_options
-from tests.worker.shell.builders import Change, Row, rare, step, tokens_by_row
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_runner import StepRunner, _task_guard
 from worker_svc.sampling import prompt_scores

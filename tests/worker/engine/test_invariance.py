@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from tests.checkpoints import DENSE_FAMILIES, make_checkpoint
-from tests.worker.engine.chaos import EVENTS, NUM_BLOCKS, Chaos, origin
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, generate, make_engine
+from tests.support.checkpoints import DENSE_FAMILIES, make_checkpoint
+from tests.support.worker.chaos import EVENTS, NUM_BLOCKS, Chaos, origin
+from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.executor.invariance import Elementwise, RowProbe, RowRule, measure
 
 LENGTHS = (1, 5, 16, 33, 50, 18)

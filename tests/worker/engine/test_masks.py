@@ -10,8 +10,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
 from svc_common.errors import ConfigError
-from tests.checkpoints import SLIDING_WINDOW, config_of, make_checkpoint, make_model
-from tests.worker.engine.driver import new_engine
+from tests.support.checkpoints import SLIDING_WINDOW, config_of, make_checkpoint, make_model
+from tests.support.worker.driver import new_engine
 from tests.worker.engine.families import Family
 from tests.worker.engine.test_families import check_lives, make_world
 from tests.worker.engine.test_window import check_ring

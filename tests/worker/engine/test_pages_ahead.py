@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paged_kernels.host_memory import LARGE_PAGE, host_bytes, make_pages
-from tests.checkpoints import make_checkpoint
-from tests.worker.engine.driver import Driver, make_engine
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.driver import Driver, make_engine
 from worker_svc.model import prefault
 from worker_svc.model.prefault import PagesAhead
 

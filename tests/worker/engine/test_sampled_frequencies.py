@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from tests.checkpoints import VOCAB_SIZE
-from tests.worker.engine.driver import on_tests_device
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.worker.driver import on_tests_device
+from tests.support.worker.sampled_rows import Options, distribution, likelihood
 from tests.worker.engine.families import Families, Family
-from tests.worker.engine.sampled_rows import Options, distribution, likelihood
 
 _NUM_SAMPLES = 64
 CASES = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.engine.sampled_rows import likelihood
+from tests.support.worker.sampled_rows import likelihood
 from worker_svc.sampling import sampler
 from worker_svc.sampling.sampler import SampledTokens, SamplingRows, sample, uniform
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from tests.worker.engine.sampled_rows import CLOSED, VOCAB, Options, ToyMasks, distribution, draw, likelihood, shaped
+from tests.support.worker.sampled_rows import CLOSED, VOCAB, Options, ToyMasks, distribution, draw, likelihood, shaped
 
 OUTPUT = [5, 6, 5, 7, 5, 9, 6]
 CASES = {

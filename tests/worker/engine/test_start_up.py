@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
-from tests.checkpoints import EOS_TOKEN_ID, HEADS, HIDDEN, VOCAB_SIZE, config_of, make_checkpoint, make_model
-from tests.worker.engine.driver import make_engine
+from tests.support.checkpoints import EOS_TOKEN_ID, HEADS, HIDDEN, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.support.worker.driver import make_engine
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model import memory
 from worker_svc.model.bundle import eos_token_ids

@@ -5,8 +5,8 @@ import torch
 
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
-from tests.checkpoints import make_checkpoint
-from tests.worker.engine.driver import Driver, Step, generate, make_engine
+from tests.support.checkpoints import make_checkpoint
+from tests.support.worker.driver import Driver, Step, generate, make_engine
 from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine
 

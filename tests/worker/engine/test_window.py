@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from tests.checkpoints import SLIDING_WINDOW, make_checkpoint
-from tests.worker.engine.driver import BLOCK_SIZE, Driver, make_engine
-from tests.worker.engine.generated import greedy, reference_model
+from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
+from tests.support.worker.driver import BLOCK_SIZE, Driver, make_engine
+from tests.support.worker.generated import greedy, reference_model
 
 _NULL = 0
 _FEW = SLIDING_WINDOW // BLOCK_SIZE + 2

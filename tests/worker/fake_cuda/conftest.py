@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import make_checkpoint
-from tests.cuda import TEST_DEVICE
-from tests.worker.adapter_folders import make_adapter
+from tests.support.checkpoints import make_checkpoint
+from tests.support.cuda import TEST_DEVICE
+from tests.support.worker.adapter_folders import make_adapter
 
 collect_ignore_glob = [] if TEST_DEVICE == "fake-cuda" else ["test_*.py"]
 

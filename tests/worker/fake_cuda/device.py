@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.worker.engine.async_device import FakeStreams
+from tests.support.worker.async_device import FakeStreams
 from tests.worker.fake_cuda.ledger import LEDGER
 from tests.worker.fake_cuda.tensors import DEVICE, DeviceTensor
 from worker_svc.device.devices import Device

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.worker.engine.sampled_rows import Options
-from tests.worker.shell.builders import Change, Row, rare, step
+from tests.support.worker.builders import Change, Row, rare, step
+from tests.support.worker.sampled_rows import Options
 from worker_svc.engine import Pending
 from worker_svc.executor.model_engine import ModelEngine
 

@@ -10,13 +10,13 @@ import torch
 
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from tests.worker.engine.async_device import FakeStreams
-from tests.worker.engine.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Scheduler
-from tests.worker.engine.sampled_rows import ToyMasks
+from tests.support.worker.async_device import FakeStreams
+from tests.support.worker.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Scheduler
+from tests.support.worker.builders import Row, step, tokens_by_row
+from tests.support.worker.sampled_rows import ToyMasks
 from tests.worker.fake_cuda import everything
 from tests.worker.fake_cuda.device import FakeDevices
 from tests.worker.fake_cuda.tensors import DEVICE, WAITS, DeviceTensor
-from tests.worker.shell.builders import Row, step, tokens_by_row
 from worker_svc.device.queue import DeviceQueue, StreamQueue
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_runner import StepRunner

@@ -11,7 +11,7 @@ from transformers import modeling_utils
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError
-from tests.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.worker.fake_cuda import tensors
 from tests.worker.fake_cuda.device import CONTEXT_BYTES, TOTAL_BYTES, FakeDevices
 from tests.worker.fake_cuda.ledger import LEDGER

@@ -11,8 +11,8 @@ import pytest
 from protos.worker.v1 import worker_pb2
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common.errors import Unavailable
-from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_by_row
-from tests.worker.shell.running import running
+from tests.support.worker.builders import Change, Row, ending, run, step, tokens_by_row
+from tests.support.worker.running import running
 from worker_svc.engine import DeviceLost
 from worker_svc.shell.engine_thread import EngineThread
 

@@ -14,8 +14,8 @@ from protos.worker.v1 import worker_pb2
 from svc_common.errors import Aborted, FailedPrecondition, InvalidArgument
 from svc_common.net import rpc
 from svc_common.version import PROTOCOL_REVISION
-from tests.worker.shell.builders import Change, Owner, Row, ending, identity, run, step, tokens_by_row
-from tests.worker.shell.running import RunningWorker, fast, running
+from tests.support.worker.builders import Change, Owner, Row, ending, identity, run, step, tokens_by_row
+from tests.support.worker.running import RunningWorker, fast, running
 
 PROMPT = Row(0, [1, 2, 3], list(range(20)), 3)
 

@@ -23,8 +23,8 @@ from svc_common.errors import (
     NotFound,
     Unavailable,
 )
-from tests.worker.shell.builders import Change, Row, ending, run, step, tokens_by_row, typed
-from tests.worker.shell.running import fast, running
+from tests.support.worker.builders import Change, Row, ending, run, step, tokens_by_row, typed
+from tests.support.worker.running import fast, running
 from worker_svc.engine import DeviceLost
 from worker_svc.shell.service import CHUNK_BYTES
 

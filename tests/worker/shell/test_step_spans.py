@@ -14,8 +14,8 @@ from quire_tools.simulated_worker.engine import SimulatedEngine
 from svc_common.errors import Internal, QuireError
 from svc_common.net import rpc
 from svc_common.observability.telemetry import MAX_STEP_LINKS, Telemetry, context_of, trace_context
-from tests.worker.shell.builders import Change, Row, step
-from tests.worker.shell.running import fast
+from tests.support.worker.builders import Change, Row, step
+from tests.support.worker.running import fast
 from worker_svc.shell.step_spans import StepClock, StepSpans
 
 

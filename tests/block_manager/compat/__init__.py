@@ -1,0 +1,1 @@
+"""Tests of the cache rules of other systems."""

@@ -1,0 +1,1 @@
+"""Tests of steps that mix prefill and decode: `quire` and vLLM V1."""

@@ -1,0 +1,1 @@
+"""Tests of vLLM's V0 scheduler."""

@@ -1,0 +1,1 @@
+"""Tests of tokenizers, templates and stop strings."""

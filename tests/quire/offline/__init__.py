@@ -1,0 +1,1 @@
+"""Tests of `LLM` in one process."""

@@ -1,0 +1,1 @@
+"""Tests of replays and what-ifs."""

@@ -1,0 +1,116 @@
+"""`quire plan`: what fits, by the worker's own arithmetic (R8, R9)."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.built_in_model import default_model
+from quire.cli import main
+from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
+from quire_tools.plan.model_sizes import ModelSizes, model_sizes
+from tests.support.checkpoints import FAMILIES, make_checkpoint
+from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.settings import WorkerSettings
+
+GIB = 2**30
+
+
+def sizes_of(path: Path, **options: object) -> ModelSizes:
+    """Of a folder, with what `quire plan` has as defaults."""
+    return model_sizes(path, **{"dtype": "auto", "kv_cache_dtype": "auto", "max_model_len": None, **options})  # type: ignore[arg-type]
+
+
+def asked(**changes: object) -> MemoryQuestion:
+    """On a CPU with 8 GiB free."""
+    values = {
+        "on_cuda": False, "memory_bytes": 8 * GIB, "cache_bytes": None, "swap_bytes": GIB // 4, "block_size": 16,
+        "max_num_seqs": 256, "max_num_batched_tokens": 2048, "utilization": 0.9, **changes,
+    }  # fmt: skip
+    return MemoryQuestion(**values)  # type: ignore[arg-type]
+
+
+def of_worker(path: Path, **settings: object) -> tuple[int, ...]:
+    """Weights, block, blocks, swap blocks: as a worker that loaded the model says."""
+    engine = ModelEngine(WorkerSettings(model=path, device="cpu", invariant=False, **settings))  # type: ignore[arg-type]
+    engine.load(lambda *_: None)
+    said = engine.profile(64, 8)
+    return said.weight_bytes, said.block_bytes, said.num_gpu_blocks, said.num_cpu_blocks
+
+
+def of_plan(plan: MemoryPlan) -> tuple[int, ...]:
+    """The same of a plan."""
+    return plan.sizes.weight_bytes, plan.block_bytes, plan.num_gpu_blocks, plan.num_cpu_blocks
+
+
+@pytest.mark.parametrize(("dtype", "cache"), [("auto", "auto"), ("float32", "bfloat16")])
+def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
+    """R9: weights, bytes of a block, device and host blocks are equal; only the largest step is an estimate."""
+    plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
+    assert of_plan(plan) == of_worker(default_model(), dtype=dtype, kv_cache_dtype=cache)
+    assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_planned_as_served(family: str, tmp_path: Path) -> None:
+    """Heads, windows, experts, tied weights: for each family the same as a worker's."""
+    path = make_checkpoint(family, tmp_path)
+    assert of_plan(make_plan(sizes_of(path), asked())) == of_worker(path)
+
+
+def test_config_alone_is_enough(tmp_path: Path) -> None:
+    """Without weights and tokenizer the sizes are the same; only the files' bytes are not known."""
+    (tmp_path / "config.json").write_bytes((default_model() / "config.json").read_bytes())
+    whole = sizes_of(default_model())
+    assert replace(sizes_of(tmp_path), name=whole.name, file_bytes=whole.file_bytes) == whole
+    assert whole.file_bytes == whole.weight_bytes or whole.file_bytes
+
+
+def test_a_gpu_too_small_and_what_would_help() -> None:
+    """What does not fit says why, and the advice, followed, fits."""
+    sizes = sizes_of(default_model(), dtype="float32")
+    needed = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB))
+    assert not needed.problems
+    fixed = sum(part.num_bytes for part in needed.parts if part.name in ("weights", "largest step"))
+    assert needed.num_gpu_blocks == int(16 * GIB * 0.9 - fixed) // needed.block_bytes
+    share = (fixed + 3.5 * needed.block_bytes) / (16 * GIB)
+    tight = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB, utilization=share))
+    assert tight.problems and 0 < tight.num_tokens < sizes.max_model_len
+    assert any(f"--max-model-len {tight.num_tokens}" in line for line in tight.advice)
+    shorter = sizes_of(default_model(), dtype="float32", max_model_len=tight.num_tokens)
+    assert not make_plan(shorter, tight.question).problems
+    assert make_plan(sizes, asked(memory_bytes=sizes.weight_bytes - 1)).problems
+
+
+def test_a_gpu_that_others_use() -> None:
+    """R9 counts on a share of all of it; where others hold that, the plan names the share that is left, which fits."""
+    sizes = sizes_of(default_model())
+    taken = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB, free_bytes=4 * GIB))
+    assert len(taken.problems) == 1
+    share = float(taken.problems[0].partition("--gpu-memory-utilization ")[2].split()[0])
+    assert 0.1 < share < 0.3
+    assert not make_plan(sizes, replace(taken.question, utilization=share)).problems
+
+
+def test_parts_add_up() -> None:
+    """The picture is of all the memory."""
+    for question in (asked(), asked(on_cuda=True), asked(cache_bytes=GIB)):
+        plan = make_plan(sizes_of(default_model()), question)
+        assert sum(part.num_bytes for part in plan.parts) == question.memory_bytes
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture with every part for people, JSON for programs, status 1 where it does not fit, 2 for a wrong size."""
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "--memory", "2GiB"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0 and all(word in shown for word in ("weights", "KV cache", "it fits", "[W"))
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "--memory", "610MiB", "--device", "cuda", "--json"])
+    values = json.loads(capsys.readouterr().out)
+    assert caught.value.code == 1 and not values["fits"] and values["problems"] and values["advice"]
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "--memory", "much"])
+    assert caught.value.code == 2 and "--memory" in capsys.readouterr().err

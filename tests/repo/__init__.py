@@ -1,0 +1,1 @@
+"""Tests of the tree itself: its documents, generated code, containers, layers, names and limits."""

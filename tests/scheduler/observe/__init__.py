@@ -1,0 +1,1 @@
+"""Tests of what the scheduler tells about its steps."""

@@ -1,0 +1,1 @@
+"""Tests of what would have ended a wait."""

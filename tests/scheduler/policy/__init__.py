@@ -1,0 +1,1 @@
+"""Tests of policies as operators choose them."""

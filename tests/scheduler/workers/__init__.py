@@ -1,0 +1,1 @@
+"""Tests of the scheduler's side of workers."""

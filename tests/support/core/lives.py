@@ -1,0 +1,429 @@
+"""Random lives of a scheduler core: what happens to it, and what must hold after everything that does (R200, R201).
+
+`Life` is driven by Hypothesis (shrinking) and by seeded random numbers (volume) alike: each event takes a `random.Random`.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
+from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
+from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
+from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
+from scheduler_svc.core.request_rules import BeamRules, StopRules
+from svc_common.errors import DeadlineExceeded, OutOfRange
+from tests.support.core.random_policies import Setting
+from tests.support.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
+
+EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
+_LIVE = tuple(status for status in SequenceStatus if not status.is_finished)
+MASK_S = 0.3
+"""By which one mask of a costly grammar holds a step of one second up."""
+FATES = ("ok",) * 12 + ("row fails", "row fails", "step fails")
+
+
+@dataclass(slots=True)
+class Underway:
+    """A plan at the worker, and what it will answer; `error`: it failed."""
+
+    plan: StepPlan
+    result: StepResult
+    error: bool
+
+
+class Life:
+    """One core, its worker, and the account of what was promised to clients. `num_steps`: plans so far."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.core = presets.build(setting.spec, setting.limits)
+        self.num_steps = 0
+        self.plans: list[str] = []
+        self.seen: list[StepPlan] = []
+        self.requests: dict[str, Request] = {}
+        self._now = 0.0
+        self.count = 0
+        self._seeds: dict[str, int] = {}
+        self._got: dict[str, list[int]] = {}
+        self._over: dict[str, SequenceStatus] = {}
+        self._dropped: set[str] = set()
+        self._done: Counter[str] = Counter()
+        self._rank_out: int | None = None
+        self._underway: deque[Underway] = deque()
+        self._has_costly_masks = setting.limits.num_gpu_blocks % 2 == 0
+        num_workers = setting.spec.dp_size
+        self._workers = [self._new_worker() for _ in range(num_workers)]
+
+    def _new_worker(self) -> WorkerModel:
+        window = None if self.setting.spec.cache == "vllm_2023" else self.setting.spec.sliding_window
+        has_blocks = self.setting.spec.cache != "none"
+        return WorkerModel(self.setting.limits.block_size, window, self._past, has_blocks=has_blocks)
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def arrive(self, rng: random.Random) -> None:
+        """A request; half of them share prompts with others."""
+        limits, spec = self.setting.limits, self.setting.spec
+        self.count += 1
+        name = f"r{self.count}"
+        length = rng.randint(1, limits.max_model_len - 1 if rng.random() < 0.3 else min(9, limits.max_model_len - 1))
+        family = rng.choice([0, 0, 1, self.count + 5])
+        prompt = [100 + mix(family, i) % 50 for i in range(length)]
+        n = min(rng.choice([1, 1, 1, 1, 2, 3]), limits.max_num_seqs)
+        best_of = min(n + rng.choice([0, 0, 0, 1]), limits.max_num_seqs)
+        beam = None
+        if best_of > 1 and rng.random() < 0.4:
+            beam = BeamRules(rng.choice([0.0, 1.0, 2.0]), EARLY_STOPPING[rng.randrange(3)])
+        max_tokens = rng.randint(1, 10)
+        stop = StopRules(
+            max_tokens=max_tokens,
+            min_tokens=min(rng.choice([0, 0, 3]), max_tokens),
+            ignore_eos=rng.random() < 0.2,
+            eos_token_ids=frozenset([EOS]),
+            stop_token_ids=frozenset([rng.randint(1, 97)]) if rng.random() < 0.1 else frozenset(),
+        )
+        request = Request(
+            name,
+            prompt,
+            stop,
+            self._now,
+            priority=rng.randint(0, 2),
+            n=n,
+            best_of=best_of,
+            beam=beam,
+            lora_id=rng.choice([0, 0, 1, 2, 3]) if spec.max_loras is not None else 0,
+            cache_salt=rng.choice(["", "", "x"]),
+            no_cache_reuse=rng.random() < 0.05,
+            deadline=self._now + rng.choice([0.2, 3, 10, 40]) if spec.deadlines and rng.random() < 0.2 else None,
+        )
+        try:
+            self.core.add(request)
+        except DeadlineExceeded:
+            assert request.deadline is not None
+            return
+        except OutOfRange:
+            assert length > min(limits.max_model_len - 1, self.core.state.cache.capacity_tokens)
+            return
+        self.requests[name] = request
+        self._seeds[name] = mix(self.count, length)
+        for sequence in request.sequences:
+            self._got[sequence.name] = []
+
+    @property
+    def can_schedule(self) -> bool:
+        """A plan can go out."""
+        return len(self._underway) < self.core.depth * len(self._workers)
+
+    @property
+    def num_workers(self) -> int:
+        """Ranks, or one."""
+        return len(self._workers)
+
+    @property
+    def num_underway(self) -> int:
+        """Plans at the worker."""
+        return len(self._underway)
+
+    def schedule(self, fate: str) -> None:
+        """A plan goes out and is executed in its turn; `fate`: how that goes."""
+        for plan in self.core.schedule(self._now):
+            self.num_steps += 1
+            self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
+            self.seen.append(plan)
+            self._check_plan(plan)
+            self._note_ended(plan.ended)
+            self._execute(plan, fate)
+        self._now += 1.0
+
+    def _execute(self, plan: StepPlan, fate: str) -> None:
+        error = fate == "step fails" and not plan.is_empty
+        worker = self._worker_of(plan)
+        assert plan.is_empty or self._rank_out is None or plan.lane != self._rank_out, "it has no worker"
+        result = worker.run(plan, self.requests, self._seeds, fails=error)
+        if fate == "row fails" and plan.scheduled:
+            name = plan.scheduled[plan.step % len(plan.scheduled)].name
+            for part in (result.tokens, result.children, result.candidates):
+                part.pop(name, None)
+            result.failed[name] = "not finite"
+        assert len(worker.held) <= self.setting.limits.max_num_seqs
+        if self._has_costly_masks:
+            result = replace(result, duration_s=1.0, mask_s=dict.fromkeys(self._costly(plan), MASK_S))
+        if not plan.is_empty:
+            self._underway.append(Underway(plan, result, error))
+
+    def _costly(self, plan: StepPlan) -> list[str]:
+        """Scheduled sequences of requests whose grammar masks hold steps up: a quarter of all requests."""
+        return [e.name for e in plan.scheduled if e.samples and self._seeds[e.request_id] % 4 == 0]
+
+    def _worker_of(self, plan: StepPlan) -> WorkerModel:
+        """Ranks have one each."""
+        return self._workers[plan.lane if len(self._workers) > 1 else 0]
+
+    def finish(self) -> None:
+        """The oldest plan under way comes back."""
+        oldest = self._underway.popleft()
+        if oldest.error:
+            outcome = self.core.fail_step(oldest.plan.step, "broken")
+            assert not outcome.runs
+        else:
+            outcome = self.core.update(oldest.result)
+        self._worker_of(oldest.plan).told(oldest.plan.step)
+        self._note(outcome, oldest.result)
+
+    def guess(self, rng: random.Random) -> None:
+        """Drafts for sequences that decode, where the policy takes them from outside."""
+        if self.setting.spec.progress != "at_schedule" or self._underway:
+            return
+        drafts = {}
+        for group in self.core.state.running:
+            if group.width == 1 and rng.random() < 0.5:
+                s = group.live[0]
+                seed = self._seeds[s.request.request_id]
+                start = len(self._past(s.name))
+                drafts[s.name] = [guess_at(seed, s.index, start + i) for i in range(rng.randint(1, 3))]
+        self.core.put_drafts({**drafts, "nobody/0": [1]})
+
+    def abort(self, which: int) -> None:
+        """A client goes away; often one that is over or never was (R35, R198)."""
+        self._note_ended(self.core.abort([f"r{which}", "nobody"]))
+
+    def stop_string(self, which: int, index: int, num_output_tokens: int) -> None:
+        """A stop string was found in what a sequence gave."""
+        name = f"r{which}/{index}"
+        ended = self.core.stop_at(name, num_output_tokens)
+        for e in ended:
+            del self._got[e.name][num_output_tokens:]
+        self._note_ended(ended)
+
+    def lose_worker(self) -> None:
+        """The worker's process dies; another one takes its place. Of several workers one dies as a rule."""
+        rank = self.num_steps % (len(self._workers) + 1)
+        if len(self._workers) > 1 and rank < len(self._workers):
+            self._lose_rank(rank, is_back=self.count % 2 == 0)
+        else:
+            self._lose_all()
+
+    def _lose_rank(self, rank: int, *, is_back: bool) -> None:
+        """Unless it is back at once, it is when the next one dies."""
+        if self._rank_out is not None:
+            self.core.take_lane_back(self._rank_out)
+        self._underway = deque(under_way for under_way in self._underway if under_way.plan.lane != rank)
+        self._workers[rank].lose_everything()
+        self.core.reset_sequences_of_lost_worker(rank)
+        self._rank_out = None if is_back else rank
+        if is_back:
+            self.core.take_lane_back(rank)
+
+    def _lose_all(self) -> None:
+        self._rank_out = None
+        self._underway.clear()
+        for worker in self._workers:
+            worker.lose_everything()
+        self.core.reset_sequences_of_lost_worker()
+
+    def reset_prefixes(self) -> None:
+        """An operator asks for it (R142)."""
+        self.core.reset_prefix_cache()
+
+    def warm_up(self, *, on: bool) -> None:
+        """The workers warm up, or are done with it."""
+        self.core.warm_up(on=on)
+
+    def drain(self) -> None:
+        """All work ends with finite arrivals; then everything is free."""
+        self.core.warm_up(on=False)
+        for _ in range(self._most_steps()):
+            if not (self.core.has_unfinished or self._underway):
+                break
+            self._go_on()
+        assert not self.core.has_unfinished, "livelock"
+        self.schedule("ok")
+        self._check_end()
+
+    def _go_on(self) -> None:
+        if self.can_schedule:
+            before = self.num_underway
+            self.schedule("ok")
+            if self.num_underway > before:
+                return
+        if self._underway:
+            self.finish()
+        self.check()
+
+    def _most_steps(self) -> int:
+        live = self.core.state.requests.values()
+        turns = len(self.setting.spec.slot_sizes(self.setting.limits)) if self.setting.spec.phases == "skew" else 1
+        return turns * 200 + turns * 60 * sum(
+            r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in live
+        )
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After everything that happens: the ledger adds up (R200), queues and places agree."""
+        state = self.core.state
+        assert self.core.check_integrity() == []
+        placed = {
+            QueueKind.WAITING: list(state.waiting),
+            QueueKind.RUNNING: state.running,
+            QueueKind.SWAPPED: state.swapped,
+        }
+        seen = [id(g) for groups in placed.values() for g in groups]
+        assert len(set(seen)) == len(seen)
+        for place, groups in placed.items():
+            assert all(g.place is place for g in groups), place
+            assert all(g.live for g in groups)
+        late = self._late_groups()
+        for request in state.requests.values():
+            for group in request.groups:
+                if not group.is_finished:
+                    assert id(group) in seen or (group.place is QueueKind.NOWHERE and id(group) in late)
+        assert state.num_wide == sum(
+            g.width > 1 and not g.is_finished for r in state.requests.values() for g in r.groups
+        )
+        holders = {*state.cache.ledger.tables, *state.cache.ledger.host_tables}
+        live = {s.name for r in state.requests.values() for s in r.unfinished}
+        assert holders <= live, f"blocks of {sorted(holders - live)}"
+        held = {name for worker in self._workers for name in worker.held if name not in state.left}
+        assert held == set(state.on_worker)
+
+    def _late_groups(self) -> set[int]:
+        outputs = getattr(self.core._outputs, "_inner", self.core._outputs)
+        return {id(s.group) for s in outputs._open.values()} if isinstance(outputs, OneStepLate) else set()
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits, state = self.setting.limits, self.core.state
+        assert max(plan.num_batched_tokens, plan.num_tokens if self._is_v1 else 0) <= self._budget(plan)
+        assert len(plan.scheduled) <= limits.max_num_seqs
+        assert state.num_running_seqs <= limits.max_num_seqs
+        assert not (plan.swap_in and plan.swap_out)
+        assert len({e.name for e in plan.scheduled}) == len(plan.scheduled)
+        for entry in plan.scheduled:
+            assert entry.num_tokens > 0
+            if self.setting.spec.cache != "none":
+                held = len(state.cache.ledger.tables[entry.name]) * limits.block_size
+                assert entry.computed_before + entry.num_tokens <= held
+        self._check_groups(plan)
+
+    def _budget(self, plan: StepPlan) -> int:
+        """Chunked v0 never cuts or delays a running group of several sequences, as the reference has it (R87)."""
+        wide = 0 if self._is_v1 else sum(len(g.live) for g in self._groups(plan) if len(g.live) > 1)
+        chunked = self.setting.spec.phases == "decode_then_prefill"
+        return self.setting.limits.max_num_batched_tokens + (wide if chunked else 0)
+
+    @property
+    def _is_v1(self) -> bool:
+        return not self.setting.spec.is_v0
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        """All live sequences of a group act together (R28); some may catch up first, but all give a token at once."""
+        entries = {e.name: e for e in plan.scheduled}
+        for group in self._groups(plan):
+            live = [s.name for s in group.live]
+            assert not live or {s.status for s in group.live} == {SequenceStatus.RUNNING}
+            sampling = [name for name in live if name in entries and entries[name].samples]
+            assert not sampling or sampling == live
+            assert all(name in entries for name in live) or group.in_prefill or self._is_v1
+
+    def _groups(self, plan: StepPlan) -> list[Group]:
+        found = {}
+        for entry in plan.scheduled:
+            for group in self.requests[entry.request_id].groups:
+                if any(s.name == entry.name for s in group.sequences):
+                    found[id(group)] = group
+        return list(found.values())
+
+    # --- what clients got ---------------------------------------------------------------------------------------------
+
+    def _past(self, name: str) -> list[int]:
+        return self.requests[name.rpartition("/")[0]].prompt_token_ids + self._got[name]
+
+    def _note(self, outcome: StepOutcome, result: StepResult) -> None:
+        before = {name: len(tokens) for name, tokens in self._got.items()}
+        taken: dict[str, list[int]] = {}
+        for run in outcome.runs:
+            source = run.forked_from or run.name
+            if run.forked_from is not None:
+                assert run.name not in self._got
+                self._got[run.name] = self._got[source][: before[source]]
+            got = self._got[run.name]
+            assert run.name not in self._over
+            assert run.offset == len(got), f"{run.name}: a token was lost or repeated"
+            self._check_run(run, source, result, taken)
+            got += run.token_ids
+        for name in outcome.dropped:
+            assert name not in self._over
+            self._dropped.add(name)
+        self._note_ended(outcome.ended)
+
+    def _check_run(self, run: SequenceTokens, source: str, result: StepResult, taken: dict[str, list[int]]) -> None:
+        """The tokens are the model's for that past, and each child has one of its own."""
+        request, seed = self.requests[run.request_id], self._seeds[run.request_id]
+        position = len(request.prompt_token_ids) + run.offset
+        index = int(source.rpartition("/")[2])
+        if source in result.tokens:
+            assert run.token_ids == [token_at(seed, index, position + i) for i in range(len(run.token_ids))]
+            return
+        [token] = run.token_ids
+        if source in result.children:
+            choices = [token_at(seed, index, position, k) for k in range(request.num_samples)]
+            assert token == choices[len(taken.setdefault(source, []))]
+        else:
+            choices = [t for t, _ in candidates_at(seed, index, position, request.num_samples)]
+            assert token in choices
+            assert token not in taken.setdefault(source, [])
+        taken[source].append(token)
+
+    def _note_ended(self, ended: Iterable[EndedSequence]) -> None:
+        for e in ended:
+            assert e.name not in self._over
+            assert e.name not in self._dropped
+            self._over[e.name] = e.status
+            assert e.num_output_tokens == len(self._got[e.name])
+            assert not self._done[e.request_id], "something ended after its request was done"
+            self._done[e.request_id] += e.request_done
+            self._check_reason(e)
+
+    def _check_reason(self, e: EndedSequence) -> None:
+        request = self.requests[e.request_id]
+        limit = min(request.stop.max_tokens, self.core.state.max_total_tokens - len(request.prompt_token_ids))
+        assert e.num_output_tokens <= limit
+        if e.status is SequenceStatus.FINISHED_LENGTH_CAPPED:
+            assert e.num_output_tokens == limit
+        if e.stop_token_id is not None:
+            assert self._got[e.name][-1] == e.stop_token_id
+        if e.error == TOO_LARGE:
+            self._check_too_large(e)
+
+    def _check_too_large(self, e: EndedSequence) -> None:
+        """Who ends because the cache is too small for it must not fit into an empty one, with all of its group."""
+        groups = self.requests[e.request_id].groups
+        [group] = [g for g in groups if any(s.name == e.name for s in g.sequences)]
+        size, pool = self.setting.limits.block_size, self.setting.limits.num_gpu_blocks - 1
+        together = [s for s in group.sequences if s.status in (SequenceStatus.FINISHED_IGNORED, *_LIVE)]
+        assert sum(-(-s.num_tokens // size) for s in together) > pool
+
+    def _check_end(self) -> None:
+        assert self._done == Counter(dict.fromkeys(self.requests, 1))
+        assert set(self._got) == set(self._over) | self._dropped
+        for name, request in self.requests.items():
+            statuses = [self._over[s.name] for s in request.sequences]
+            if (
+                not {SequenceStatus.FINISHED_ABORTED, SequenceStatus.FINISHED_IGNORED} & {*statuses}
+                and not request.beam
+            ):
+                assert len(statuses) == request.num_samples, name
+        state, pool = self.core.state, self.core.pool_report()
+        assert pool.refs == {}
+        assert (pool.gpu.free, pool.cpu.free) == (pool.gpu.total, pool.cpu.total)
+        assert (list(state.waiting), state.running, state.swapped, state.num_wide) == ([], [], [], 0)
+        assert not (
+            any(worker.held for worker in self._workers)
+            or state.on_worker
+            or state.left
+            or state.finished
+            or self.core._flights
+        )

@@ -1,0 +1,1 @@
+"""Gateways and schedulers in the test's process, and what they are given."""

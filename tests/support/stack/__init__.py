@@ -1,0 +1,1 @@
+"""Whole stacks of processes: started, used, disturbed."""

@@ -1,0 +1,147 @@
+"""Weights of 8 bits: how close to full ones, that a decoder is tried against modules with the same weights, what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from quire.built_in_model import default_model
+from quire.cli.options.settings import as_arguments
+from quire.offline.llm import LLM
+from svc_common.errors import ConfigError
+from tests.support.checkpoints import make_checkpoint
+from worker_svc.device.devices import HOST
+from worker_svc.executor.invariance import FREE
+from worker_svc.model import checkpoint
+from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.loading import LoadedModel, load
+from worker_svc.settings import WorkerSettings
+
+BLOCK_SIZE = 16
+
+
+def loaded(path: Path, *, backend: str = "cpu", **options: object) -> LoadedModel:
+    settings = WorkerSettings.of(model=path, device="cpu", backend=backend, block_size=BLOCK_SIZE, **options)
+    return load(settings, HOST, backend, lambda _stage, _fraction: None)
+
+
+def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
+    """The logits of every token of a sequence that is computed chunk by chunk."""
+    tables = np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None]
+    model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
+    found, begin = [], 0
+    for chunk in chunks:
+        packed = pack([Chunk(0, begin, chunk)], tables, BLOCK_SIZE)
+        packed = replace(packed, sampled_at=np.arange(len(chunk), dtype=np.int32))
+        found.append(model.model.logits(model_inputs(packed, tables, FREE)))
+        begin += len(chunk)
+    return torch.cat(found)
+
+
+def deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Mean over the rows, as a share of a row's size."""
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).mean())
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, LoadedModel]:
+    """The built-in model with full weights and with rounded ones."""
+    return {stored: loaded(default_model(), quantization=stored) for stored in ("none", "int8")}
+
+
+# --- quality ---------------------------------------------------------------------------------------------------------
+
+
+def test_close_to_full_weights(tiny):
+    """Over some texts nearly every next token is the same one (98.7 % when this was written), and logits are 1 % off."""
+    tokenizer, same, off = AutoTokenizer.from_pretrained(default_model()), [], []
+    for name in ("assert", "with", "if", "lambda", "try", "yield", "import"):
+        tokens = tokenizer(topics[name])["input_ids"][:300]
+        full, rounded = (logits_of(model, [tokens]) for model in tiny.values())
+        same.append(full.argmax(-1) == rounded.argmax(-1))
+        off.append(deviation(rounded, full))
+        assert not torch.equal(full, rounded)
+    assert len(torch.cat(same)) > 1_500
+    assert torch.cat(same).float().mean() > 0.97
+    assert max(off) < 0.015
+
+
+def test_weights_take_half_the_memory(tiny):
+    """Of linear modules and the head; the embedding and norms stay as they are."""
+    full, rounded = (model.model for model in tiny.values())
+    assert full.int8_bytes == 0
+    assert full.weight_bytes - rounded.weight_bytes == pytest.approx(rounded.int8_bytes, rel=0.03)
+
+
+# --- the same whatever runs it ---------------------------------------------------------------------------------------
+
+
+def test_bits_do_not_depend_on_chunks(tiny):
+    """Token by token, in one piece and in pieces of any size a token has the same logits, bit by bit."""
+    tokens = [(5 + 37 * i) % 4_000 for i in range(60)]
+    whole = logits_of(tiny["int8"], [tokens])
+    pieces = [tokens[:3], *([token] for token in tokens[3:20]), tokens[20:28], tokens[28:37], tokens[37:]]
+    assert torch.equal(logits_of(tiny["int8"], pieces), whole)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gemma3_text"])
+def test_tried_against_modules_with_the_same_weights(family, tmp_path, caplog):
+    """In float32 rounding is a larger difference than a trial lets pass. Biases, merged modules, norms on both sides; the log tells
+    how far off the model is."""
+    caplog.set_level("INFO")
+    model = loaded(make_checkpoint(family, tmp_path / family), dtype="float32", quantization="int8")
+    assert model.model.is_fused
+    assert "hidden states deviate by" in caplog.text
+    tokens = list(range(40, 90))
+    program = logits_of(model, [tokens])
+    with model.model.computed_by_modules():
+        modules = logits_of(model, [tokens])
+    assert 0 < deviation(modules, program) < 1e-4
+
+
+def test_models_that_are_not_fused(tmp_path):
+    """Of an unknown build, with modules that are not packed: what is packed is rounded."""
+    path = make_checkpoint("gpt_neox", tmp_path / "gpt_neox")
+    full, rounded = (loaded(path, dtype="float32", quantization=stored) for stored in ("none", "int8"))
+    assert not rounded.model.is_fused
+    assert rounded.model.int8_bytes > 0
+    tokens = list(range(40, 70))
+    assert 0 < deviation(logits_of(rounded, [tokens]), logits_of(full, [tokens])) < 0.1
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_refused_where_nothing_packs_weights(tmp_path, monkeypatch):
+    """Other kernels, no compiled library, float16, module by module: each refused in words, before weights are read."""
+    path = make_checkpoint("llama", tmp_path / "llama")
+    monkeypatch.setattr(checkpoint, "load_model", lambda *_: pytest.fail("weights are read"))
+    with pytest.raises(ConfigError, match="--quantization int8 needs the compiled CPU kernels"):
+        loaded(path, backend="reference", quantization="int8")
+    with pytest.raises(ConfigError, match="--quantization int8 does not support float16: use --dtype bfloat16 or"):
+        loaded(path, dtype="float16", quantization="int8")
+    monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
+    with pytest.raises(ConfigError, match=r"a C.. compiler") as caught:
+        loaded(path, quantization="int8")
+    assert caught.value.reason == "NO_INT8_KERNELS"
+    with pytest.raises(ConfigError, match="--fuse: off excludes --quantization int8"):
+        WorkerSettings.of(model=path, quantization="int8", fuse=False)
+    with pytest.raises(ConfigError, match=r"--quantization: .*'none' or 'int8'"):
+        WorkerSettings.of(model=path, quantization="int4")
+
+
+def test_options_reach_the_worker(tmp_path):
+    """From the command line to settings and to `quire serve worker`, and from Python, where the error names the argument."""
+    given = {"quantization": "int8", "fuse": True}
+    settings = WorkerSettings.of(model=tmp_path, **given)
+    assert (settings.quantization, settings.fuse) == ("int8", True)
+    assert as_arguments(given) == ["--quantization", "int8", "--fuse"]
+    assert as_arguments({"fuse": False}) == ["--no-fuse"]
+    assert as_arguments({}) == []
+    with pytest.raises(ConfigError, match=r"quantization: .*'int8'"):
+        LLM(quantization="int4")
