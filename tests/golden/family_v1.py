@@ -8,9 +8,9 @@ from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, St
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from tests.batch_queue import BatchQueue
 from tests.golden.forms_vllm import check_v1
 from tests.golden.scenario import Scenario
+from tests.support.core.batch_queue import BatchQueue
 
 EOS = 99999
 _PAST_THE_END = 7

@@ -6,7 +6,7 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
-from tests.batch_queue import BatchQueue
+from tests.support.core.batch_queue import BatchQueue
 from tests.support.core.builders import next_token
 
 Model = Callable[[str, int], int]
