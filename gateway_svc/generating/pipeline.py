@@ -20,7 +20,7 @@ from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.request_scope import Holdings, Running
+from gateway_svc.generating.request_scope import RequestScope, Running
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans, GenerationSpan
@@ -65,22 +65,22 @@ class GenerationPipeline:
         """
         return Running(functools.partial(self._begin, call, request))
 
-    async def _begin(self, call: Call, request: AnyRequest, holdings: Holdings) -> Generation:
+    async def _begin(self, call: Call, request: AnyRequest, scope: RequestScope) -> Generation:
         """Start a generation. Keeps nothing of `request` but what a restarted scheduler must be sent again."""
         call.span.add_event(names.PARSED)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
-        meter = holdings.enter(self._metrics.request(operation, stream=call.stream, span=call.span))
-        permit = holdings.enter(call.caller.terms.permit(request.scheduling.priority))
+        meter = scope.enter(self._metrics.request(operation, stream=call.stream, span=call.span))
+        permit = scope.enter(call.caller.terms.permit(request.scheduling.priority))
         # Before any other work: check for room here and, as far as is known, at the scheduler.
         admission = self._link.admission
-        holdings.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
+        scope.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
         model = await wait_for_model(self._catalog, call, request.model)
         meter.model = model.name
-        span = holdings.enter(self._spans.generation(call.span, operation, model.name, call.request_id))
+        span = scope.enter(self._spans.generation(call.span, operation, model.name, call.request_id))
         with span.preparing():
             resolved = await resolve(request, model, self._formats)
         span.set_request(request, resolved, stream=call.stream)
-        engine_request = holdings.enter(self._submitted(call, resolved, model, span, permit))
+        engine_request = scope.enter(self._submitted(call, resolved, model, span, permit))
         if resumable := engine_request.submit.resumable:
             # A call may repeat an earlier one with the same id; the request is then the earlier one.
             await engine_request.accepted()
@@ -111,17 +111,17 @@ class GenerationPipeline:
         """
         return Running(functools.partial(self._begin_again, call, request))
 
-    async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, holdings: Holdings) -> Generation:
+    async def _begin_again(self, call: Call, request: inference_pb2.ResumeRequest, scope: RequestScope) -> Generation:
         call.span.add_event(names.PARSED)
-        meter = holdings.enter(self._metrics.request("resume", stream=call.stream, span=call.span))
+        meter = scope.enter(self._metrics.request("resume", stream=call.stream, span=call.span))
         # The submitter's call was charged; resuming costs no tokens, only a place among the running requests.
-        holdings.enter(call.caller.terms.permit(0))
-        holdings.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
+        scope.enter(call.caller.terms.permit(0))
+        scope.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
         await wait_for_any_model(self._catalog, call, "")
         attached = self._link.attach(
             call.caller.tenant, request.request_id, call.deadline_ns, spans=self._spans.submission(call.span)
         )
-        engine_request = holdings.enter(Submitted(attached, self._link.requests, FreePermit()))
+        engine_request = scope.enter(Submitted(attached, self._link.requests, FreePermit()))
         await engine_request.accepted()
         state = engine_request.frontend_state()
         meter.model = state.model

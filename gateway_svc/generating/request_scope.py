@@ -14,7 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Holdings:
+class RequestScope:
     """Stack of entered context managers."""
 
     __slots__ = ("_parts",)
@@ -40,26 +40,26 @@ class Holdings:
 class Running(Generic[R]):
     """Asynchronous context of a request.
 
-    `begin` starts the request and enters what must be released in the holdings passed to it. Everything
+    `begin` starts the request and enters what must be released in the scope passed to it. Everything
     entered is released as soon as the context ends, also on an error or a cancel, and if `begin` fails.
     """
 
-    __slots__ = ("_begin", "_holdings")
+    __slots__ = ("_begin", "_scope")
 
-    def __init__(self, begin: Callable[[Holdings], Awaitable[R]]) -> None:
-        self._begin: Callable[[Holdings], Awaitable[R]] | None = begin
-        self._holdings = Holdings()
+    def __init__(self, begin: Callable[[RequestScope], Awaitable[R]]) -> None:
+        self._begin: Callable[[RequestScope], Awaitable[R]] | None = begin
+        self._scope = RequestScope()
 
     async def __aenter__(self) -> R:
         begin, self._begin = self._begin, None
         assert begin is not None, "entered twice"
         try:
-            return await begin(self._holdings)
+            return await begin(self._scope)
         except BaseException as error:
-            self._holdings.leave(error)
+            self._scope.leave(error)
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._holdings.leave(error)
+        self._scope.leave(error)

@@ -1,6 +1,6 @@
 """Paged attention on CPU by the compiled library: loops over blocks without gathering.
 
-cpu/walk.h describes the block layout and how results are made batch invariant.
+cpu/paged_scan.h describes the block layout and how results are made batch invariant.
 """
 
 import ctypes
@@ -37,8 +37,8 @@ class CompiledCpuBackend:
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
         self._write = _functions(library, "quire_write_kv", _NAMES, _WRITE_TYPES)
         self.decoder = CpuDecoders(library)
-        self._choose = library.quire_choose
-        self._choose.argtypes, self._choose.restype = [_POINTER, _I64, _I64, _POINTER, _POINTER, _INT], None
+        self._greedy = library.quire_choose
+        self._greedy.argtypes, self._greedy.restype = [_POINTER, _I64, _I64, _POINTER, _POINTER, _INT], None
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -58,11 +58,11 @@ class CompiledCpuBackend:
             torch.get_num_threads(),
         )
 
-    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See registry.Choose."""
+    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See registry.GreedyKernel."""
         logits = logits.contiguous()
         places, finite = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits), dtype=torch.bool)
-        self._choose(
+        self._greedy(
             logits.data_ptr(), *logits.shape, places.data_ptr(), finite.data_ptr(), torch.get_num_threads()
         )  # fmt: skip
         return places, finite

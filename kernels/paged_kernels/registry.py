@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 Maker = Callable[[Mapping[str, str], Say], KernelBackend]
-Choose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+GreedyKernel = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """For float32 logits [n, vocab]: argmax of each row (first if tied), int64 [n], and whether the row is finite, bool [n]."""
 
 
@@ -64,9 +64,9 @@ def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
     return backend.decoder if isinstance(backend, CompiledCpuBackend) else None
 
 
-def choosing_kernel(backend: KernelBackend) -> Choose | None:
+def greedy_kernel(backend: KernelBackend) -> GreedyKernel | None:
     """Kernel of `backend` for argmax; None if it has none (plain torch is used)."""
-    return backend.choose if isinstance(backend, CompiledCpuBackend) else None
+    return backend.greedy if isinstance(backend, CompiledCpuBackend) else None
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

@@ -130,7 +130,7 @@ class Frontend:
         self._unconfirmed[handle] = held
         self._wake()
 
-    def _bind(self, handle: int, live: LiveRequest, cursors: list[int]) -> None:
+    def _bind(self, handle: int, live: LiveRequest, sent_counts: list[int]) -> None:
         """Send the request's output to `handle` from now on, starting behind the given counts; a former reader loses it."""
         if live.outlet is not None and live.outlet.reader is self and live.outlet.handle == handle:
             self._forget(live.outlet)
@@ -138,7 +138,7 @@ class Frontend:
             live.outlet.reader.lose(live.outlet)
         self._holding.release(live)
         live.outlet = self._outlets[handle] = Outlet(
-            self, handle, live, cursors + [0] * (live.submission.num_choices - len(cursors))
+            self, handle, live, sent_counts + [0] * (live.submission.num_choices - len(sent_counts))
         )
         self.touch(live.outlet)
 
@@ -233,7 +233,7 @@ class Frontend:
         if live.is_over and live.failure is None:
             put_extras(outlet, message)
         for number, choice in enumerate(live.output.choices):
-            if len(choice.tokens) > outlet.cursors[number]:
+            if len(choice.tokens) > outlet.sent_counts[number]:
                 runs.put(outlet, number, choice)
             if choice.ending is not None and number not in outlet.ends_written and live.failure is None:
                 outlet.ends_written.add(number)

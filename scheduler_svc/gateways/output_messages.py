@@ -27,7 +27,7 @@ class TokenRuns:
 
     def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
         """Add the tokens of a choice that were not sent yet, and advance its sent count."""
-        start = outlet.cursors[choice]
+        start = outlet.sent_counts[choice]
         new = output.tokens[start:]
         self.handles.append(outlet.handle)
         self.choices.append(choice)
@@ -37,7 +37,7 @@ class TokenRuns:
         self.outputs.append(output)
         self.has_logprobs |= bool(output.logprobs)
         self.has_tops |= bool(output.tops)
-        outlet.cursors[choice] = start + len(new)
+        outlet.sent_counts[choice] = start + len(new)
 
     def fill(self, found: engine_pb2.TokenColumns) -> None:
         """Pack the columns into an empty message."""

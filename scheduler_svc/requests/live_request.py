@@ -36,7 +36,7 @@ class OutputReader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Outlet:
-    """A request's connection to its reader. `cursors`: output tokens of each choice written so far; later ones are new.
+    """A request's connection to its reader. `sent_counts`: output tokens of each choice written so far; later ones are new.
 
     `ends_written`: choices with a written end.
     """
@@ -44,7 +44,7 @@ class Outlet:
     reader: OutputReader
     handle: int
     live: "LiveRequest"
-    cursors: list[int] = field(default_factory=list)
+    sent_counts: list[int] = field(default_factory=list)
     ends_written: set[int] = field(default_factory=set)
     started_written: bool = False
     end_written: bool = False

@@ -132,7 +132,7 @@ class ModelEngine:
             masks=self._masks,
             queue=self._device.queue(),
             draws=loaded.draws,
-            choose=loaded.choose,
+            greedy=loaded.greedy,
         )
 
     # --- adapters ----------------------------------------------------------------------------------------------------

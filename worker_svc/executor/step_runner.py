@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from paged_kernels.registry import Choose
+from paged_kernels.registry import GreedyKernel
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
@@ -32,7 +32,7 @@ from worker_svc.sampling.draws import DrawPlan, plan_draws
 from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
 from worker_svc.sampling.row_sampler import Drawing, RowSampler, StepMasks
 from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
-from worker_svc.sampling.sampler import choose as torch_choose
+from worker_svc.sampling.sampler import greedy as torch_greedy
 from worker_svc.sampling.token_masks import NoMasks, TokenMasks
 
 Timings = worker_pb2.StepTimings
@@ -57,12 +57,12 @@ class StepRunner:
         masks: TokenMasks | None = None,
         proposer: Proposer | None = None,
         draws: TokenDraws = TORCH_DRAWS,
-        choose: Choose = torch_choose,
+        greedy: GreedyKernel = torch_greedy,
     ) -> None:
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
         self._queue = queue
-        self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, choose)
+        self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
         self._proposer = proposer or NgramProposer()
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         self._last_tokens = LastTokens(device)

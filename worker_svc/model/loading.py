@@ -10,10 +10,10 @@ import torch
 from paged_kernels.backend import BlockMover, CacheShape
 from paged_kernels.decoder import DecoderKernels, Stored
 from paged_kernels.registry import (
-    Choose,
-    choosing_kernel,
+    GreedyKernel,
     decoder_kernels,
     drawing_kernels,
+    greedy_kernel,
     interprets_triton,
     make_backend,
 )
@@ -42,7 +42,7 @@ class LoadedModel:
 
     `bundle`: serialised ModelBundle; `limits` holds its digest. `dtype`: compute type. `cache_dtype`: storage
     type of keys and values. `may_be_invariant`: True if the kernels are batch invariant. `draws`: token
-    sampling on the device. `choose`: argmax of logits.
+    sampling on the device. `greedy`: argmax of logits.
     """
 
     model: PackedModel
@@ -56,7 +56,7 @@ class LoadedModel:
     blocks: BlockMover
     may_be_invariant: bool
     draws: sampler.TokenDraws
-    choose: Choose
+    greedy: GreedyKernel
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
         """Allocate a zeroed cache of the model's shape."""
@@ -177,7 +177,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
         blocks=kernels.blocks,
         may_be_invariant=kernels.invariant,
         draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
-        choose=choosing_kernel(kernels) or sampler.choose,
+        greedy=greedy_kernel(kernels) or sampler.greedy,
     )
 
 

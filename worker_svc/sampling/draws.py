@@ -140,24 +140,24 @@ def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolAr
     token, and before the first place that is not finite or has no allowed token. A row fails only if its
     first place is such; otherwise a later step computes that place again.
     """
-    fit = finite & opens
+    valid = finite & opens
     flags = np.zeros(len(plan.rows), np.uint8)
-    if plan.is_plain and np.logical_and.reduce(fit):
+    if plan.is_plain and np.logical_and.reduce(valid):
         return Settled(np.ones(len(flags), np.int32), np.arange(len(flags)), flags)
     first = plan.first_places
     flags[~opens[first]] = worker_pb2.ROW_FLAG_GRAMMAR
     flags[~finite[first]] = worker_pb2.ROW_FLAG_NOT_FINITE
-    counts_here = fit[plan.draw_places]
+    counts_here = valid[plan.draw_places]
     if plan.num_drafts.any():
-        counts_here = counts_here & ~_after_the_end(plan, token_ids, fit)
+        counts_here = counts_here & ~_after_the_end(plan, token_ids, valid)
     kept = np.flatnonzero(counts_here)
     counts = np.bincount(plan.draw_entries[kept], minlength=len(plan.rows)).astype(np.int32)
     return Settled(counts, kept, flags)
 
 
-def _after_the_end(plan: DrawPlan, token_ids: IntArray, fit: BoolArray) -> BoolArray:
+def _after_the_end(plan: DrawPlan, token_ids: IntArray, valid: BoolArray) -> BoolArray:
     """[D]: True if an earlier draw of the row differed from its draft token or was made at an unfit place."""
-    missed = (plan.draft_ids != _NO_DRAFT) & ((token_ids != plan.draft_ids) | ~fit[plan.draw_places])
+    missed = (plan.draft_ids != _NO_DRAFT) & ((token_ids != plan.draft_ids) | ~valid[plan.draw_places])
     before = np.cumsum(missed) - missed
     own_first = np.searchsorted(plan.draw_entries, plan.draw_entries, side="left")
     return before > before[own_first]

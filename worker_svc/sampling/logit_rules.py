@@ -56,10 +56,10 @@ def apply_rules(logits: torch.Tensor, places: RuledPlaces) -> torch.Tensor:
     """float32 `logits` [P, vocab] with those of `places` changed, as a new tensor. -inf = never drawn."""
     at = _on(places.at, logits)
     changed = logits[at]
-    for rule, way in _WAYS:
+    for rule, method in _METHODS:
         chosen = places.under(rule)
         if len(chosen):
-            way(changed, places, chosen)
+            method(changed, places, chosen)
     result = logits.clone()
     result[at] = changed
     return result
@@ -150,8 +150,8 @@ def _on(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).to(like.device, non_blocking=True)
 
 
-_Way = Callable[[torch.Tensor, RuledPlaces, LongArray], None]
-_WAYS: Sequence[tuple[Rule, _Way]] = (
+_Method = Callable[[torch.Tensor, RuledPlaces, LongArray], None]
+_METHODS: Sequence[tuple[Rule, _Method]] = (
     (Rule.GRAMMAR, _mask),
     (Rule.ALLOWED, _allow),
     (Rule.BAD_WORDS, _ban_words),

@@ -6,17 +6,17 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Likeliest:
+class TopLogprobs:
     """The `most` top tokens of n rows, best first, ties by lower id: int64 and float32 [n, most]."""
 
     token_ids: torch.Tensor
     logprobs: torch.Tensor
 
 
-def likeliest(logits: torch.Tensor, most: int) -> Likeliest:
+def top_logprobs(logits: torch.Tensor, most: int) -> TopLogprobs:
     """Top tokens of float32 `logits` [n, vocab]; -inf comes last. Independent of other rows and of a larger `most`."""
     ids = _ordered_keys(logits).topk(most, dim=-1).indices
-    return Likeliest(ids, torch.log_softmax(logits, -1).gather(-1, ids))
+    return TopLogprobs(ids, torch.log_softmax(logits, -1).gather(-1, ids))
 
 
 def of_tokens(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from worker_svc.executor.step_results import StepResults, Tops
 from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
 from worker_svc.rows.columns import RowColumns
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
-from worker_svc.sampling.logprobs import likeliest, of_tokens
+from worker_svc.sampling.logprobs import of_tokens, top_logprobs
 from worker_svc.sampling.sampler import finite_rows
 
 _MOST_LOGIT_BYTES = 2**26
@@ -88,7 +88,7 @@ class PromptScores:
         self.bad_rows.update(rows[~finite_rows(logits).cpu().numpy()].tolist())
         # The largest number that any row requests; the report truncates per row.
         asked = self.table.options.num_prompt_tops[self.packed.token_rows]
-        found = likeliest(logits, int(asked.max()))
+        found = top_logprobs(logits, int(asked.max()))
         self._places.append(places)
         self._logprobs.append(of_tokens(logits, torch.from_numpy(targets).to(logits.device)))
         self._ids.append(found.token_ids)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_kernels.registry import Choose
+from paged_kernels.registry import GreedyKernel
 from worker_svc.device.queue import DeviceQueue, Fetched, HostQueue
 from worker_svc.executor.step_results import Tops
 from worker_svc.model.input_batch import Upload
@@ -23,7 +23,7 @@ from worker_svc.sampling import logprobs as scores
 from worker_svc.sampling.draws import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
 from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
-from worker_svc.sampling.sampler import choose as torch_choose
+from worker_svc.sampling.sampler import greedy as torch_greedy
 from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks, num_words
 
 Results = Mapping[str, NDArray[Any]]
@@ -85,13 +85,13 @@ class Drawing:
     def drawn(self) -> Drawn:
         """Wait for the results. Only places with finite logits and an allowed token have tops and candidates."""
         found = self.fetched.arrays()
-        fit = found["finite"] & found["opens"]
+        valid = found["finite"] & found["opens"]
         asked, num_draws = self.asked, len(found["token_ids"])
-        beams, candidates = self._candidates(found, fit) if len(asked.beams) else (_NONE, _NO_TOPS)
+        beams, candidates = self._candidates(found, valid) if len(asked.beams) else (_NONE, _NO_TOPS)
         return Drawn(
             token_ids=found["token_ids"],
             logprobs=found.get("logprobs", np.zeros(num_draws, np.float32)),
-            tops=self._tops(found, fit[self.plan.draw_places]) if len(asked.topped) else Tops.none(num_draws),
+            tops=self._tops(found, valid[self.plan.draw_places]) if len(asked.topped) else Tops.none(num_draws),
             finite=found["finite"],
             opens=found["opens"],
             beams=beams,
@@ -99,16 +99,16 @@ class Drawing:
             mask_work=self.mask_work,
         )
 
-    def _tops(self, found: Results, fit: BoolArray) -> Tops:
-        counts, at = np.where(fit, self.asked.num_tops, 0).astype(np.int32), self.asked.topped
+    def _tops(self, found: Results, valid: BoolArray) -> Tops:
+        counts, at = np.where(valid, self.asked.num_tops, 0).astype(np.int32), self.asked.topped
         shape = (len(counts), found["tops_ids"].shape[1])
         ids, logprobs = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         ids[at], logprobs[at] = found["tops_ids"], found["tops_logprobs"]
         return Tops(counts, ids, logprobs)
 
-    def _candidates(self, found: Results, fit: BoolArray) -> tuple[LongArray, Tops]:
+    def _candidates(self, found: Results, valid: BoolArray) -> tuple[LongArray, Tops]:
         asked = self.asked
-        kept = np.flatnonzero(fit[self.plan.first_places[asked.beams]])
+        kept = np.flatnonzero(valid[self.plan.first_places[asked.beams]])
         counts = np.minimum(asked.num_candidates, found["candidates_left"]).astype(np.int32)
         ids = found["candidates_ids"].astype(np.int32)
         return asked.beams[kept], Tops(counts, ids, found["candidates_logprobs"]).taken(kept)
@@ -142,7 +142,7 @@ class RowSampler:
     """Draws tokens for the rows of `table` and keeps the grammar states of `masks` up to date.
 
     Call `follow` with each step's changes and `accept` with committed tokens. `queue`: of the logits' device;
-    None = the host. `draws`: token sampling on that device. `choose`: argmax, for rows that need nothing
+    None = the host. `draws`: token sampling on that device. `greedy`: argmax, for rows that need nothing
     more.
     """
 
@@ -152,9 +152,9 @@ class RowSampler:
         masks: TokenMasks,
         queue: DeviceQueue | None = None,
         draws: TokenDraws = TORCH_DRAWS,
-        choose: Choose = torch_choose,
+        greedy: GreedyKernel = torch_greedy,
     ) -> None:
-        self._table, self._masks, self._draws, self._choose = table, masks, draws, choose
+        self._table, self._masks, self._draws, self._greedy = table, masks, draws, greedy
         self._queue = queue or HostQueue()
         self._upload = self._queue.upload
         self._masked: set[int] = set()
@@ -239,47 +239,47 @@ class RowSampler:
 
     def launch(self, plan: DrawPlan, logits: torch.Tensor, masks: StepMasks | None = None) -> Drawing:
         """Draw from float32 `logits` [P, vocab] without waiting for the tokens. `masks`: None = computed now."""
-        if plan.is_plain and self._wants_likeliest_only(plan.rows):
-            return self._likeliest_only(plan, logits)
+        if plan.is_plain and self._is_greedy_only(plan.rows):
+            return self._greedy_only(plan, logits)
         masks = masks or self._begin_masks(plan)
         mask_work = masks.wait()
         shaped = self._shaped(plan, logits, masks.bits)
         finite = finite_rows(logits)
         opens = torch.ones_like(finite) if shaped is logits else shaped.amax(-1) > float("-inf")
-        fit = finite & opens
+        valid = finite & opens
         raw = logits
         if not plan.is_plain:
             at = self._upload(plan.draw_places.astype(np.int64))
-            raw, fit = logits[at], fit[at]
+            raw, valid = logits[at], valid[at]
         params = _parameters(self._table, plan, self._upload)
-        tokens = self._draws.draw(shaped if plan.is_plain else shaped[at], params, fit)
+        tokens = self._draws.draw(shaped if plan.is_plain else shaped[at], params, valid)
         asked = _Asked.of(self._table, plan)
         results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": opens}
         if self._table.logprobs[plan.draw_rows].any():
-            results["logprobs"] = self._draws.chosen_logprobs(raw, tokens, params.logprobs & fit)
+            results["logprobs"] = self._draws.chosen_logprobs(raw, tokens, params.logprobs & valid)
         if asked.num_tops.any():
-            results |= self._likeliest("tops", raw, asked.topped, int(asked.num_tops.max()))
+            results |= self._top_logprobs("tops", raw, asked.topped, int(asked.num_tops.max()))
         if len(asked.beams):
             first = plan.first_places[asked.beams].astype(np.int64)
-            results |= self._likeliest("candidates", shaped, first, int(asked.num_candidates.max()))
+            results |= self._top_logprobs("candidates", shaped, first, int(asked.num_candidates.max()))
         return Drawing(plan, asked, tokens, self._queue.fetch(results), mask_work)
 
-    def _wants_likeliest_only(self, rows: IntArray) -> bool:
+    def _is_greedy_only(self, rows: IntArray) -> bool:
         table = self._table
         more = table.temperatures[rows] >= GREEDY_BELOW
         more |= table.logprobs[rows]
         return not (more.any() or table.options.rules[rows].any() or table.options.num_tops[rows].any())
 
-    def _likeliest_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
+    def _greedy_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
         """Fast path for greedy rows without extras: few small operations, which matter in a small batch."""
-        tokens, finite = self._choose(logits)
+        tokens, finite = self._greedy(logits)
         results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": torch.ones_like(finite)}
         return Drawing(plan, _ONLY_TOKENS, tokens, self._queue.fetch(results))
 
-    def _likeliest(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
+    def _top_logprobs(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
         """Top tokens of some rows of float32 [n, vocab]: `most` tokens each, and the number of tokens above -inf."""
         here = logits[self._upload(at)]
-        found = scores.likeliest(here, most)
+        found = scores.top_logprobs(here, most)
         left = (here > float("-inf")).sum(-1)
         return {f"{name}_ids": found.token_ids, f"{name}_logprobs": found.logprobs, f"{name}_left": left}
 

@@ -56,7 +56,7 @@ def finite_rows(logits: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(logits.amin(-1)) & torch.isfinite(logits.amax(-1))
 
 
-def likeliest_tokens(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
     """int64 [n]: argmax of each row, the first one if tied."""
     num_rows, vocab_size = logits.shape
     if logits.device.type != "cpu" or vocab_size % _PIECE or not num_rows:
@@ -68,25 +68,25 @@ def likeliest_tokens(logits: torch.Tensor) -> torch.Tensor:
     return first * _PIECE + pieces[torch.arange(num_rows), first].argmax(-1)
 
 
-def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`likeliest_tokens` and `finite_rows`."""
-    return likeliest_tokens(logits), finite_rows(logits)
+def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`argmax` and `finite_rows`."""
+    return argmax(logits), finite_rows(logits)
 
 
-def draw(logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
-    """One token per row, int64 [n]; undefined for rows that are not `fit` (bool [n]).
+def draw(logits: torch.Tensor, rows: SamplingRows, valid: torch.Tensor) -> torch.Tensor:
+    """One token per row, int64 [n]; undefined for rows that are not `valid` (bool [n]).
 
     Never draws a token with logit -inf.
     """
-    tokens = likeliest_tokens(logits)
-    drawn = (rows.temperatures >= GREEDY_BELOW) & fit
+    tokens = argmax(logits)
+    drawn = (rows.temperatures >= GREEDY_BELOW) & valid
     filtered = drawn & ((rows.top_ks > 0) | (rows.top_ps < 1))
     if rows.min_ps is not None:
         filtered |= drawn & (rows.min_ps > 0)
-    for chosen, way in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
+    for chosen, method in ((drawn & ~filtered, _draw), (filtered, _draw_filtered)):
         for at in chosen.nonzero().squeeze(1).split(rows_at_once(logits.shape[1])):
             if len(at):
-                tokens[at] = way(logits[at] / rows.temperatures[at, None], rows, at)
+                tokens[at] = method(logits[at] / rows.temperatures[at, None], rows, at)
     return tokens
 
 
@@ -156,7 +156,7 @@ def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Te
 class TokenDraws(Protocol):
     """Token sampling on a device. Every implementation draws the same tokens."""
 
-    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, valid: torch.Tensor) -> torch.Tensor:
         """See `draw`. Tokens are below the vocabulary size even where they are undefined."""
         ...
 
@@ -168,9 +168,9 @@ class TokenDraws(Protocol):
 class TorchDraws:
     """Works on any device; synchronises with all but the host."""
 
-    def draw(self, logits: torch.Tensor, rows: SamplingRows, fit: torch.Tensor) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, rows: SamplingRows, valid: torch.Tensor) -> torch.Tensor:
         """See TokenDraws."""
-        return draw(logits, rows, fit)
+        return draw(logits, rows, valid)
 
     def chosen_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """See TokenDraws."""

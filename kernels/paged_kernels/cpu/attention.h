@@ -1,11 +1,11 @@
-// Attention of a step: which queries share a walk over the keys (walk.h), and how a token is written to its
+// Attention of a step: which queries share a walk over the keys (paged_scan.h), and how a token is written to its
 // slot.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "walk.h"
+#include "paged_scan.h"
 
 namespace quire {
 

@@ -1,11 +1,11 @@
-"""The likeliest token of each row and whether its logits are finite: the compiled kernel gives what plain torch gives."""
+"""The argmax of each row and whether its logits are finite: the compiled kernel gives what plain torch gives."""
 
 import os
 
 import pytest
 import torch
 
-from paged_kernels.registry import choosing_kernel, make_backend
+from paged_kernels.registry import greedy_kernel, make_backend
 from worker_svc.sampling import sampler
 
 CHOICES = {
@@ -19,8 +19,8 @@ VOCABULARIES = (1, 15, 16, 63, 64, 65, 1000, 4096)
 
 
 @pytest.fixture(scope="module")
-def choose():
-    kernel = choosing_kernel(make_backend("cpu", os.environ, print))
+def greedy():
+    kernel = greedy_kernel(make_backend("cpu", os.environ, print))
     if kernel is None:
         pytest.skip("no compiled kernels here")
     return kernel
@@ -28,25 +28,25 @@ def choose():
 
 @pytest.mark.parametrize("kind", CHOICES)
 @pytest.mark.parametrize("rows", [1, 9])
-def test_the_first_of_the_highest(choose, kind, rows):
+def test_the_first_of_the_highest(greedy, kind, rows):
     """Ties go to the lower id, at either side of a piece's border and in the rest that is no whole piece."""
     torch.manual_seed(rows)
     for vocab in VOCABULARIES:
         logits = CHOICES[kind]((rows, vocab))
-        tokens, finite = choose(logits)
+        tokens, finite = greedy(logits)
         assert torch.equal(tokens, logits.argmax(-1))
         assert finite.all()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_that_is_not_finite(choose, bad):
+def test_a_row_that_is_not_finite(greedy, bad):
     """One bad logit anywhere flags its row alone; the row's token is some id of the vocabulary."""
     for vocab in VOCABULARIES:
         for place in {0, vocab // 2, vocab - 1}:
             logits = torch.randn(3, vocab)
             expected = logits.argmax(-1)
             logits[1, place] = bad
-            tokens, finite = choose(logits)
+            tokens, finite = greedy(logits)
             assert finite.tolist() == [True, False, True]
             assert torch.equal(finite, sampler.finite_rows(logits))
             assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist()
