@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from quire_tools.simulated_worker import bundle as simulated_bundle
 from quire_tools.simulated_worker.cache import SimulatedCache, mix
-from worker_svc.executor.step_results import Tops
 from worker_svc.rows.options import Rule
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling.draws import DrawPlan
+from worker_svc.sampling.step_results import Tops
 
 U64Array = NDArray[np.uint64]
 IntArray = NDArray[np.int32]

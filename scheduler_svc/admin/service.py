@@ -21,13 +21,13 @@ from scheduler_svc.admin.messages import blocks_message, episode_message, memory
 from scheduler_svc.admin.recordings import dump
 from scheduler_svc.core.spec.policy_spec import as_written
 from scheduler_svc.loop import policy_change
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe import memory_view
 from scheduler_svc.observe.counterfactual.live_search import LiveSearch
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog, StepReader
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.errors import InvalidArgument, Unavailable

@@ -12,7 +12,7 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
 from scheduler_svc.gateways.gateway_table import FrontendTable
 from scheduler_svc.gateways.output_messages import held_message
-from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.readiness import Readiness
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 from svc_common.net import rpc
 

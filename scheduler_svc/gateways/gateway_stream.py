@@ -18,7 +18,7 @@ from scheduler_svc.gateways.output_messages import (
     queue_message,
 )
 from scheduler_svc.gateways.resubmission import attached_elsewhere, meant_by_attach, meant_by_submit
-from scheduler_svc.loop.readiness import Readiness
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
 from scheduler_svc.requests.submission import Submission, parse

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
 from scheduler_svc.loop.intake import LoopIntake
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.step_notifier import StepNotifier
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from scheduler_svc.workers.lane import WorkerLane

@@ -26,13 +26,13 @@ from scheduler_svc.loop.coarse_timer import Alarm
 from scheduler_svc.loop.core_keeper import CoreKeeper
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.lane_keeper import LaneKeeper
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.loop.settling import StepSettling
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane

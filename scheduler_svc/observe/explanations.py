@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Numbers, Reason
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode, note_heads, now_of
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage

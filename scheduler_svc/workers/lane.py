@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.loop.readiness import WorkerReadiness
+from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.workers.link import OwnedStream, WorkerLink, WorkerLostError
 from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_planner import RowPlanner, SamplingLookup

@@ -17,8 +17,8 @@ import grpc.aio
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_svc.loop.readiness import WorkerReadiness
 from scheduler_svc.policy.choice import PolicyChoice
+from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.adapters import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts

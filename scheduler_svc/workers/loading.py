@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_svc.loop.readiness import WorkerReadiness
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
+from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import Internal, Unavailable

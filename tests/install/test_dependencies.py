@@ -37,7 +37,7 @@ ELSEWHERE = ("tests/clients/", "tests/compose/stand_ins/", "benchmarks/compare/o
 
 PRIVATE_PARTS = {
     "tokenizers": ("gateway_svc/text/bundle.py", "._resize_cache("),
-    "torch": ("worker_svc/executor/invariance.py", "._parameters"),
+    "torch": ("worker_svc/invariance.py", "._parameters"),
     "transformers": ("worker_svc/model/checkpoint.py", "._model_mapping["),
     "typer": ("quire/cli/groups.py", "from typer.core import"),
     "uvicorn": ("gateway_svc/http/server.py", "class HttpServer(uvicorn.Server)"),

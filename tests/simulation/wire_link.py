@@ -23,8 +23,8 @@ from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from svc_common.net import rpc
-from worker_svc.executor.step_results import StepResults
 from worker_svc.rows.table import RowTable, StepBatch
+from worker_svc.sampling.step_results import StepResults
 from worker_svc.shell.ownership import Hello, Ownership, StepVerdict
 
 Results = Ownership[bytes]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from svc_common.errors import FailedPrecondition
 from worker_svc.adapters.targets import Targets
-from worker_svc.executor.invariance import FREE, RowProbe, RowRule, measure
+from worker_svc.invariance import FREE, RowProbe, RowRule, measure
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from worker_svc.device.queue import DeviceQueue
 from worker_svc.device.tokens import LastTokens
-from worker_svc.executor.invariance import FREE, RowRule
+from worker_svc.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.packed_model import PackedModel
 from worker_svc.model.pooling import PoolingSums

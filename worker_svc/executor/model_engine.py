@@ -16,8 +16,8 @@ from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
 from worker_svc.engine import Pending, Progress
 from worker_svc.executor import profile
-from worker_svc.executor.invariance import FREE, RowRule
 from worker_svc.executor.step_runner import StepRunner
+from worker_svc.invariance import FREE, RowRule
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from worker_svc.executor.invariance import RowRule, measure
+from worker_svc.invariance import RowRule, measure
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel

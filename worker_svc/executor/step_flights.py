@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from worker_svc.device.queue import Fetched
-from worker_svc.executor.step_results import StepResults
 from worker_svc.rows.batch import BoolArray, Promise, StepBatch
 from worker_svc.rows.options import IntArray
 from worker_svc.sampling.draws import DrawPlan
 from worker_svc.sampling.row_sampler import Drawing
+from worker_svc.sampling.step_results import StepResults
 
 Vectors = Sequence[tuple[int, NDArray[np.float32]]]
 

@@ -19,9 +19,9 @@ from worker_svc.device.queue import DeviceQueue
 from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
-from worker_svc.executor.invariance import RowRule
 from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
+from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.packed_model import PackedModel

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch
-from worker_svc.executor.invariance import RowRule
+from worker_svc.invariance import RowRule
 from worker_svc.rows.batch import PackedTokens
 
 _FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
 from worker_svc.adapters.layers import AdapterLayers
-from worker_svc.executor.invariance import RowModules
+from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
 from worker_svc.model.fused.operators import packed_bytes

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from worker_svc.executor.invariance import RowRule
-from worker_svc.executor.step_results import StepResults, Tops
+from worker_svc.invariance import RowRule
 from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
 from worker_svc.rows.columns import RowColumns
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
 from worker_svc.sampling.logprobs import of_tokens, top_logprobs
 from worker_svc.sampling.sampler import finite_rows
+from worker_svc.sampling.step_results import StepResults, Tops
 
 _MOST_LOGIT_BYTES = 2**26
 

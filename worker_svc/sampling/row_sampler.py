@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from paged_kernels.registry import GreedyKernel
 from worker_svc.device.queue import DeviceQueue, Fetched, HostQueue
-from worker_svc.executor.step_results import Tops
 from worker_svc.model.input_batch import Upload
 from worker_svc.rows.batch import BoolArray
 from worker_svc.rows.changes import StepChanges
@@ -24,6 +23,7 @@ from worker_svc.sampling.draws import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
 from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
 from worker_svc.sampling.sampler import greedy as torch_greedy
+from worker_svc.sampling.step_results import Tops
 from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks, num_words
 
 Results = Mapping[str, NDArray[Any]]

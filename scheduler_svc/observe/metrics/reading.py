@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from block_manager.pool import PoolCounts
 from scheduler_svc.core.reasons import WAITING_QUEUES
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane

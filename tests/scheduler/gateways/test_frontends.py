@@ -12,8 +12,8 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import SequenceTokens
 from scheduler_svc.gateways.gateway_table import FrontendTable
-from scheduler_svc.loop.readiness import Readiness
 from scheduler_svc.observe.spans import RequestSpans
+from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import wire_arrays

@@ -14,8 +14,8 @@ from tests.support.worker.chaos import Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.adapters import layers as adapter_layers
 from worker_svc.adapters.layers import share_out
-from worker_svc.executor.invariance import RowRule
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.invariance import RowRule
 from worker_svc.settings import WorkerSettings
 
 FAMILIES = ("llama", "qwen2", "gpt2")

@@ -18,8 +18,8 @@ from tests.support.worker.chaos import EVENTS, Chaos, origin
 from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated, last_hidden
 from tests.worker.engine.families import Family, prompts_of
-from worker_svc.executor.invariance import FREE
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.dummy_batch import Chunk, pack

@@ -9,7 +9,7 @@ import torch
 from tests.support.checkpoints import DENSE_FAMILIES, make_checkpoint
 from tests.support.worker.chaos import EVENTS, NUM_BLOCKS, Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
-from worker_svc.executor.invariance import Elementwise, RowProbe, RowRule, measure
+from worker_svc.invariance import Elementwise, RowProbe, RowRule, measure
 
 LENGTHS = (1, 5, 16, 33, 50, 18)
 NEW_TOKENS = 10

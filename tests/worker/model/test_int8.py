@@ -15,7 +15,7 @@ from quire.offline.llm import LLM
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import make_checkpoint
 from worker_svc.device.devices import HOST
-from worker_svc.executor.invariance import FREE
+from worker_svc.invariance import FREE
 from worker_svc.model import checkpoint
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs

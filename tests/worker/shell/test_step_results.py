@@ -4,7 +4,7 @@ import numpy as np
 
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
-from worker_svc.executor.step_results import Candidates, StepResults, Tops, Yield
+from worker_svc.sampling.step_results import Candidates, StepResults, Tops, Yield
 
 F32, U8 = wire_arrays.F32, wire_arrays.U8
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker_svc.executor.invariance import FREE
+from worker_svc.invariance import FREE
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.input_batch import ModelInput, model_inputs
