@@ -22,10 +22,10 @@ from rich.progress import track
 
 from benchmarks import report
 from tests.core.test_fast_path import check as check_fast_path
-from tests.core.test_properties import POLICIES, live
 from tests.simulation.runs import run
 from tests.simulation.scenarios import scenario
 from tests.soak_kills import KILLS_PER_SEED, KillSums, kill_on
+from tests.support.core.preset_lives import POLICIES, live
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "soak.json"
 FIRST_SEED = 1_000_000

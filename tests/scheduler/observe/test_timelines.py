@@ -15,8 +15,8 @@ from scheduler_svc.core.request import QueueKind, Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode
-from tests.core.test_properties import POLICIES, happen
 from tests.support.core.lives import Life
+from tests.support.core.preset_lives import POLICIES, happen
 from tests.support.core.random_policies import Setting, random_setting
 
 Places = dict[tuple[str, int], list[tuple[int, str]]]

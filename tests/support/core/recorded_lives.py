@@ -13,8 +13,8 @@ from scheduler_svc.observe.recording.file_format import RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
 from svc_common.errors import ConfigError
-from tests.core.test_properties import happen
 from tests.support.core.lives import Life
+from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import Setting, random_setting
 
 KEY = b"the same in every run of these tests"

@@ -10,9 +10,9 @@ from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
-from tests.core.test_properties import happen
 from tests.support.core.builders import answer
 from tests.support.core.lives import Life
+from tests.support.core.preset_lives import happen
 from tests.support.core.quire_builders import (
     CHEAP_SWAP,
     DEAR_SWAP,

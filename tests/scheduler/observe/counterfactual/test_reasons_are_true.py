@@ -17,7 +17,7 @@ from scheduler_svc.observe.counterfactual.wait_questions import WaitQuestion
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
-from tests.core.test_properties import happen
+from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
 from tests.support.core.recorded_lives import KEY, Alias, RecordedLife
 

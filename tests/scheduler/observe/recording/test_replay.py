@@ -27,8 +27,8 @@ from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
-from tests.core.test_properties import happen
 from tests.support.core.builders import answer, make_request
+from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
 from tests.support.core.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
 
