@@ -12,6 +12,16 @@ from quire.local_stack.otlp_receiver import OtlpReceiver
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+_LONG_TIMEOUT_S = 3_000
+"""Ten times what the slowest test of the long tier takes alone: beside other work a limit of minutes is a flaky test."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of the long tier time on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(_LONG_TIMEOUT_S), append=False)
+
 
 @pytest.fixture
 def otlp() -> Iterator[OtlpReceiver]:
