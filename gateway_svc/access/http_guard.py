@@ -6,7 +6,7 @@ from gateway_svc.calls import Callers
 from gateway_svc.http.io import Reply
 from svc_common.errors import QuireError
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/ping", "/version"})
 OPEN_FOLDER = "/health/"
 
 

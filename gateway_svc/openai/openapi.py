@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway_svc.access.http_guard import is_open
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
@@ -39,16 +40,12 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One route.
-
-    `is_public`: needs no caller. `streams`: may answer with server-sent events. `media`: type of the answer.
-    """
+    """One route. `streams`: may answer with server-sent events. `media`: type of the answer."""
 
     method: str
     path: str
     summary: str
     body: type[BaseModel] | None = None
-    is_public: bool = False
     streams: bool = False
     media: str = "application/json"
 
@@ -61,13 +58,13 @@ OPERATIONS = (
     _Operation("get", "/v1/models/{name}", "One model"),
     _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),
     _Operation("post", "/detokenize", "Text of token ids", DetokenizeRequest),
-    _Operation("get", "/health", "200 when requests can be served, else 503", is_public=True),
-    _Operation("get", "/health/ready", "As /health", is_public=True),
-    _Operation("get", "/ping", "As /health", is_public=True),
-    _Operation("get", "/health/live", "200 while the process answers", is_public=True),
-    _Operation("get", "/version", "The release", is_public=True),
-    _Operation("get", "/metrics", "Metrics in Prometheus' text form", is_public=True, media="text/plain"),
-    _Operation("get", "/openapi.json", "This description", is_public=True),
+    _Operation("get", "/health", "200 when requests can be served, else 503"),
+    _Operation("get", "/health/ready", "As /health"),
+    _Operation("get", "/ping", "As /health"),
+    _Operation("get", "/health/live", "200 while the process answers"),
+    _Operation("get", "/version", "The release"),
+    _Operation("get", "/metrics", "Metrics in Prometheus' text form", media="text/plain"),
+    _Operation("get", "/openapi.json", "This description"),
 )
 
 
@@ -94,7 +91,7 @@ def document() -> dict[str, Any]:
 def _described(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation)}
     parameters = [_parameter("name", "path", "Served name")] if "{name}" in operation.path else []
-    if not operation.is_public:
+    if not is_open(operation.path):
         parameters += [_parameter(name, "header", text) for name, text in _HEADERS.items()]
         described["security"] = [{}, {"key": []}]
     if operation.body is not None:
@@ -119,7 +116,7 @@ def _responses(operation: _Operation) -> dict[str, Any]:
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
-    if not operation.is_public:
+    if not is_open(operation.path):
         error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         answers["default"] = {"description": "An error, in OpenAI's shape", "content": error}
     return answers

@@ -27,7 +27,7 @@ from tests.support.services.scripted_engine import Attachment, Gateway, asynchro
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-OPEN = {"/health", "/health/live", "/health/ready", "/metrics", "/version"}
+OPEN = {"/health", "/health/live", "/health/ready", "/metrics", "/openapi.json", "/ping", "/version"}
 ANSWER_S = 10.0
 
 
