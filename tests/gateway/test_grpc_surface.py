@@ -23,6 +23,8 @@ from svc_common.version import VERSION
 from tests.support.scraping import check_names
 from tests.support.services.scripted_engine import asynchronous, finished, pair, tokens
 
+pytestmark = pytest.mark.processes
+
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 CHAT = [pb.Message(role="user", content="hi")]

@@ -25,6 +25,8 @@ from svc_common.net import rpc
 from tests.support.services.access_keys import FILE, KEYS, bearer, metadata, tenants_file
 from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
 
+pytestmark = pytest.mark.processes
+
 INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 OPEN = {"/health", "/health/live", "/health/ready", "/metrics", "/openapi.json", "/ping", "/version"}

@@ -30,6 +30,8 @@ from tests.support.services.scripted_engine import (
     tokens,
 )
 
+pytestmark = pytest.mark.processes
+
 HELLO = pb.GenerateRequest(text="hello", sampling=pb.SamplingParams(temperature=0))
 IDS = tiny().encode("one two three four")
 

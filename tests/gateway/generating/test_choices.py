@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import openai
+import pytest
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
@@ -16,6 +17,8 @@ from svc_common.errors import Internal
 from tests.gateway.engine.test_scheduler_link import error_of, read_events
 from tests.support.services.models import tiny
 from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, finished, pair, tokens
+
+pytestmark = pytest.mark.processes
 
 ONE = tiny().encode("one two three four")
 TWO = tiny().encode("five six seven")

@@ -17,6 +17,8 @@ from tests.gateway.generating.test_choices import openai_client
 from tests.support.services.models import tiny
 from tests.support.services.scripted_engine import Attachment, asynchronous, finished, pair, tokens
 
+pytestmark = pytest.mark.processes
+
 VECTORS = [[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]
 
 

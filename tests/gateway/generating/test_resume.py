@@ -17,6 +17,8 @@ from tests.support.services.harness import Admin, scheduler, worker
 from tests.support.services.reading import Read
 from tests.support.services.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, Gateway, asynchronous, gateway
 
+pytestmark = pytest.mark.processes
+
 SLOW = {"time_scale": 0.4}
 TEXT = "the quick brown fox jumps over the lazy dog"
 

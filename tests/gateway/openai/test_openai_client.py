@@ -29,6 +29,8 @@ from tests.support.services.scripted_engine import (
     tokens,
 )
 
+pytestmark = pytest.mark.processes
+
 USER = [{"role": "user", "content": "hi"}]
 WORDS = tiny().encode("once upon a time")
 

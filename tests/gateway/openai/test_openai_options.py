@@ -13,6 +13,8 @@ from svc_common import wire_arrays
 from tests.support.services.models import tiny
 from tests.support.services.scripted_engine import Attachment, Gateway, asynchronous, pair
 
+pytestmark = pytest.mark.processes
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 OBJECT = '{"type":"object"}'
 

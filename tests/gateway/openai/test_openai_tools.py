@@ -16,6 +16,8 @@ from protos.worker.v1 import worker_pb2
 from tests.support.services.models import tiny
 from tests.support.services.scripted_engine import Attachment, asynchronous, engine, finished, gateway, tokens
 
+pytestmark = pytest.mark.processes
+
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
