@@ -16,8 +16,9 @@ _NO_TESTS = 5
 
 # Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
 QUICK = {
-    "one": ("tests/core/test_[a-o]*.py", "tests/core/parts", "tests/gateway"),
-    "two": ("tests/core/test_[p-z]*.py", "tests/core/policies", "tests/golden", "tests/block_manager"),
+    "core": ("tests/core/test_[a-o]*.py", "tests/core/parts", "tests/golden"),
+    "properties": ("tests/core/test_[p-z]*.py", "tests/core/policies", "tests/block_manager"),
+    "gateway": ("tests/gateway",),
 }
 ALL = {
     "core": (
