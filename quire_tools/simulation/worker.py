@@ -109,7 +109,7 @@ class SimulatedWorker:
             return result
         rows = zip(plan.steady.rows.tolist(), plan.steady.computed_before.tolist(), strict=True)
         members, token = plan.steady.members, self._tokens.token
-        drawn = np.empty(len(plan.steady), np.int64)
+        drawn = np.empty(len(plan.steady.rows), np.int64)
         for at, (row, before) in enumerate(rows):
             sequence = members[row].sequences[0]
             offset = before + 1 - sequence.num_prompt_tokens
