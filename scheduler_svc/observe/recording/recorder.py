@@ -242,7 +242,8 @@ class RecordingCore:
     ) -> None:
         record = _plain_record(result, steady, expected)
         record = record or ResultRecord.of(result, _by_name(result, steady), expected)
-        self._buffer.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
+        ended = endings(outcome.ended) if outcome.ended else []
+        self._buffer.add(Returned(self._clock(), now, record, ended, list(outcome.dropped)))
 
     def _forget(self, ended: list[EndedSequence]) -> None:
         for sequence in ended:
