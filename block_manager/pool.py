@@ -48,7 +48,8 @@ class BlockPool:
     same hash: lookups find the oldest.
 
     `free_blocks`: decides which free block is reused next; None: least recently freed first. `num_blocks`:
-    current number, reserved ones included; ids may be higher after the pool shrank (`retired`).
+    current number, reserved ones included; ids may be higher after the pool shrank (`retired`). `num_free`:
+    blocks that can be allocated now.
     """
 
     def __init__(self, num_blocks: int, *, num_reserved: int = 0, free_blocks: FreeBlocks | None = None) -> None:
@@ -57,16 +58,12 @@ class BlockPool:
         self.reserved = set(range(min(num_reserved, num_blocks)))
         self.refs = [0] * num_blocks
         self.free_blocks = free_blocks if free_blocks is not None else FreeQueue(num_blocks, len(self.reserved))
+        self.num_free = len(self.free_blocks)
         self.hash_of: list[bytes | None] = [None] * num_blocks
         self.num_hashed_tokens = [0] * num_blocks
         self.last_accessed = [NEVER_ACCESSED] * num_blocks
         self._by_hash: dict[bytes, int | list[int]] = {}
         self._num_free_hashed = 0
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated now."""
-        return len(self.free_blocks)
 
     @property
     def num_usable(self) -> int:
@@ -90,6 +87,7 @@ class BlockPool:
             raise IndexError(f"{count} blocks requested, {self.num_free} free")
         refs, hash_of, times = self.refs, self.hash_of, self.last_accessed
         blocks = self.free_blocks.pop_many(count)
+        self.num_free -= count
         for block in blocks:
             refs[block] = 1
             times[block] = NEVER_ACCESSED
@@ -106,6 +104,7 @@ class BlockPool:
                 if block in self.reserved:
                     continue
                 self.free_blocks.remove(block)
+                self.num_free -= 1
                 self._num_free_hashed -= self.hash_of[block] is not None
             refs[block] += 1
 
@@ -152,6 +151,7 @@ class BlockPool:
             new = range(first, first + extra - len(back))
             self._add(len(new))
             self.free_blocks.grow([*back, *new])
+            self.num_free += extra
 
     def _add(self, count: int) -> None:
         self.refs += [0] * count
@@ -217,6 +217,7 @@ class BlockPool:
     def _free(self, block: int) -> None:
         hashed = self.hash_of[block] is not None
         self._num_free_hashed += hashed
+        self.num_free += 1
         self.free_blocks.append(
             block,
             hashed=hashed,

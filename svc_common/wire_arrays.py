@@ -4,7 +4,7 @@ Encoding and decoding cost about a microsecond per array at any length, where re
 element. Ufuncs are reduced directly because array methods (`min`) take about twice as long for short arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,11 @@ U8 = np.dtype("<u1")
 def pack(values: Sequence[int] | Sequence[float] | NDArray[np.generic], dtype: np.dtype = I32) -> bytes:
     """Encode `values` as `dtype`."""
     return np.asarray(values, dtype=dtype).tobytes()
+
+
+def pack_all(columns: Sequence[Sequence[int]], dtype: np.dtype = I32) -> Iterator[bytes]:
+    """Encode columns of equal length, in order."""
+    return map(bytes, np.array(columns, dtype))
 
 
 def unpack(

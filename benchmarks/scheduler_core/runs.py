@@ -140,7 +140,7 @@ class Drive:
         """One token per sampling sequence: by name, and for fast decode rows as a column."""
         tokens = self._rng.integers(0, _VOCAB, len(plan.entries)).tolist()
         by_name = {entry.name: [token] for entry, token in zip(plan.entries, tokens, strict=True) if entry.samples}
-        steady = 0 if plan.steady is None else len(plan.steady)
+        steady = 0 if plan.steady is None else len(plan.steady.rows)
         return StepResult(plan.step, by_name, column=self._rng.integers(0, _VOCAB, steady) if steady else None)
 
     def _update(self) -> None:

@@ -33,7 +33,7 @@ class StepShape:
         """The shape of a plan. Cached blocks of `block_size` tokens count as context, although v0 schedules them."""
         prefill, decodes, context, pairs = 0, 0, 0, 0
         if plan.steady is not None:
-            decodes = len(plan.steady)
+            decodes = len(plan.steady.rows)
             context = int(plan.steady.computed_before.sum()) + decodes
         for entry in plan.entries:
             end = entry.computed_before + entry.num_tokens

@@ -49,7 +49,7 @@ class SimulatedWorker:
         """The tokens of the fast-decode rows."""
         rows = zip(steady.rows.tolist(), steady.computed_before.tolist(), strict=True)
         members, token = steady.members, self._tokens.token
-        drawn = np.empty(len(steady), np.int64)
+        drawn = np.empty(len(steady.rows), np.int64)
         for at, (row, before) in enumerate(rows):
             sequence = members[row].sequences[0]
             offset = before + 1 - sequence.num_prompt_tokens

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from block_manager.cache_rules import Pair
 from scheduler_svc.core.request import SequenceStatus
 
 
@@ -59,16 +60,16 @@ class EndedSequence:
 class BlockMoves:
     """(source, destination) block pairs in order, and the number of pairs of each request."""
 
-    pairs: list[tuple[int, int]] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     by_request: dict[str, int] = field(default_factory=dict)
 
-    def add(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
+    def add(self, request_id: str, pairs: list[Pair]) -> None:
         """Append a request's pairs."""
         if pairs:
             self.pairs += pairs
             self.by_request[request_id] = self.by_request.get(request_id, 0) + len(pairs)
 
-    def discard(self, request_id: str, pairs: list[tuple[int, int]]) -> None:
+    def discard(self, request_id: str, pairs: list[Pair]) -> None:
         """Remove pairs of a request."""
         for pair in pairs:
             self.pairs.remove(pair)

@@ -23,8 +23,8 @@ class Flights:
         """Record a plan with work as in flight."""
         if plan.steady is not None:
             self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
-        if plan.swap_out:
-            self._moved[plan.step] = list(plan.swap_out_moves.by_request)
+        if plan.swapped_out:
+            self._moved[plan.step] = list(plan.swapped_out)
         self._by_step[plan.step] = [
             SequenceInFlight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
             for e in draft.entries.values()

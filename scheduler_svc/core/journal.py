@@ -15,8 +15,7 @@ class Journal:
     """Owner of the events since they were last taken. A reason is recorded when it changes, with the numbers of
     that moment.
 
-    The numbers of each queue's head of line are kept current in `head_numbers` as they change from step to
-    step.
+    The numbers of each queue's head of line are kept current as they change from step to step.
     """
 
     __slots__ = ("_events", "_heads", "_num_heads", "_numbers", "now", "step")
@@ -27,24 +26,22 @@ class Journal:
         self._events: list[CoreEvent] = []
         self._heads: dict[QueueKind, tuple[str, int, Reason]] = {}
         self._num_heads = 0
-        self._numbers: dict[QueueKind, Numbers] = {}
+        self._numbers: dict[str, Numbers] = {}
 
     def begin(self, step: int, now: float) -> None:
         """Attribute later events to the plan of that step."""
         self.step, self.now = step, now
 
-    def take(self) -> list[CoreEvent]:
-        """Remove and return the events so far, in order."""
+    def take(self) -> tuple[list[CoreEvent], dict[str, Numbers]]:
+        """Remove and return the events so far, in order; and by queue, the numbers that last held up its head, since
+        any group moved.
+        """
         taken, self._events = self._events, []
-        return taken
-
-    def head_numbers(self) -> dict[str, Numbers]:
-        """By queue: the numbers that last held up its head, since any group moved."""
-        return {place.value: numbers for place, numbers in self._numbers.items()}
+        return taken, dict(self._numbers)
 
     def arrived(self, group: Group) -> None:
         """A group arrived; the next plan may examine it."""
-        self._numbers.pop(QueueKind.WAITING, None)
+        self._numbers.pop(_WAITING, None)
         self._heads.pop(
             QueueKind.WAITING, None
         )  # the reason for the whole queue is recorded again, to cover the new group
@@ -74,7 +71,7 @@ class Journal:
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """The group was examined and stays in its queue, and all groups behind it wait for the same."""
         head = (group.request.request_id, _sample(group), reason)
-        self._numbers[group.place] = numbers
+        self._numbers[group.place.value] = numbers
         if self._heads.get(group.place) != head:
             self._heads[group.place] = head
             self._num_heads += 1
@@ -83,7 +80,7 @@ class Journal:
 
     def stop_all(self, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """No group of that queue was examined."""
-        self._numbers[place] = numbers
+        self._numbers[place.value] = numbers
         if self._heads.get(place) != ("", 0, reason):
             self._heads[place] = ("", 0, reason)
             self._num_heads += 1

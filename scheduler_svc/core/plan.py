@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
 
-from scheduler_svc.core.entries import BlockMoves, EndedSequence, ScheduledSequence, SequenceTokens
+from block_manager.cache_rules import Pair
+from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens
 from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.fast_decode.share import SteadyRuns, SteadyShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [
-    "BlockMoves",
     "EndedSequence",
     "ScheduledSequence",
     "SequenceTokens",
@@ -28,7 +28,8 @@ __all__ = [
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step for one lane, in scheduling order. Block pairs are (source, destination).
+    """One step for one lane, in scheduling order. Block pairs are (source, destination): (host, device) in `swap_in`,
+    (device, host) in `swap_out`, (device, device) in `copy`.
 
     - `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), sent
       once.
@@ -43,6 +44,8 @@ class StepPlan:
       decodes.
     - `entries`: all shares except the fast-decode ones in `steady`, with `tickets` giving their positions among
       those; `scheduled` has all.
+    - `swapped_in`, `swapped_out`, `copied`: number of pairs of each request.
+    - `steady`: None where no row is scheduled.
     - `events`: changes of state and reason since the last plan.
 
     A plan without work may still carry `left` and `ended`.
@@ -54,9 +57,12 @@ class StepPlan:
     steady: SteadyShare | None = None
     tickets: list[int] = field(default_factory=list)
     written_out: list[ScheduledSequence] | None = None
-    swap_in_moves: BlockMoves = field(default_factory=BlockMoves)
-    swap_out_moves: BlockMoves = field(default_factory=BlockMoves)
-    copy_moves: BlockMoves = field(default_factory=BlockMoves)
+    swap_in: list[Pair] = field(default_factory=list)
+    swap_out: list[Pair] = field(default_factory=list)
+    copy: list[Pair] = field(default_factory=list)
+    swapped_in: Mapping[str, int] = field(default_factory=dict)
+    swapped_out: Mapping[str, int] = field(default_factory=dict)
+    copied: Mapping[str, int] = field(default_factory=dict)
     preempted: list[tuple[str, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -93,46 +99,27 @@ class StepPlan:
 
         Plans with equal signatures have the same rows, each one token further for each step between them.
         """
-        if self.steady is None or self.entries or not len(self.steady):
+        if self.steady is None or self.entries:
             return None
         return self.steady.course, int(self.steady.computed_before[0]) - self.step
 
     @property
-    def grown(self) -> list[ScheduledSequence]:
-        """Shares that are fresh or have new blocks; fast-decode rows with a new block come last."""
-        loose = [entry for entry in self.entries if entry.new_block_ids or entry.fresh]
-        return loose if self.steady is None else loose + self.steady.grown()
-
-    @property
     def num_scheduled(self) -> int:
         """Number of sequences with a share."""
-        return len(self.entries) + (0 if self.steady is None else len(self.steady))
+        return len(self.entries) + (0 if self.steady is None else len(self.steady.rows))
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all shares."""
-        steady = 0 if self.steady is None else len(self.steady)
-        return steady + sum(entry.num_tokens for entry in self.entries)
-
-    @property
-    def swap_in(self) -> list[tuple[int, int]]:
-        """(host, device) pairs."""
-        return self.swap_in_moves.pairs
-
-    @property
-    def swap_out(self) -> list[tuple[int, int]]:
-        """(device, host) pairs."""
-        return self.swap_out_moves.pairs
-
-    @property
-    def copy(self) -> list[tuple[int, int]]:
-        """(device, device) pairs of copy-on-write."""
-        return self.copy_moves.pairs
+        num_tokens = 0 if self.steady is None else len(self.steady.rows)
+        for entry in self.entries:
+            num_tokens += entry.num_tokens
+        return num_tokens
 
     @property
     def is_empty(self) -> bool:
         """True if the worker has nothing to execute."""
-        return not (self.num_scheduled or self.swap_in or self.swap_out or self.copy)
+        return not (self.entries or self.steady or self.swap_in or self.swap_out or self.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +176,8 @@ class StepOutcome:
         """All runs in the plan's order; fast-decode rows are expanded."""
         if self.steady is None:
             return self.entries
+        runs = self.steady.runs()
         if not self.entries:
-            return [run for _, run in self.steady.runs()]
+            return runs
         loose = zip(self.tickets, self.entries, strict=True)
-        return [run for _, run in merge(loose, self.steady.runs(), key=itemgetter(0))]
+        return [run for _, run in merge(loose, zip(self.steady.tickets(), runs, strict=True), key=itemgetter(0))]

@@ -49,7 +49,11 @@ class Scheduler:
         outputs: OutputRules,
         views: Iterable[InspectablePart] = (),
     ) -> None:
-        """`presets.build` supplies the parts; `views`: those of them that implement `InspectablePart`."""
+        """`presets.build` supplies the parts; `views`: those of them that implement `InspectablePart`.
+
+        `has_worker_per_lane`: each lane is a worker with its own memory; else one worker serves all lanes.
+        """
+        self.has_worker_per_lane = placement.has_worker_per_lane
         self.spec = spec
         self._state = state
         self.step = 0
@@ -78,11 +82,6 @@ class Scheduler:
     def depth(self) -> int:
         """Plans that may be in flight at once."""
         return self._placement.depth
-
-    @property
-    def has_worker_per_lane(self) -> bool:
-        """True if each lane is a worker with its own memory; False if one worker serves all lanes."""
-        return self._placement.has_worker_per_lane
 
     @property
     def has_unfinished(self) -> bool:
@@ -137,7 +136,7 @@ class Scheduler:
         """
         if request.num_samples > 1 or not request.committed:
             raise InvalidArgument.field("committed", "must hold the first token of the only sample, which is prefilled")
-        if self._placement.has_worker_per_lane:
+        if self.has_worker_per_lane:
             raise InvalidArgument.field("committed", "cannot be taken over: which rank has its KV is not said")
         self.add(request)
         [sequence] = request.sequences
@@ -199,7 +198,7 @@ class Scheduler:
         self._state.masks.pay(result.duration_s)
         for name, seconds in result.mask_s.items():
             self._charge_masks(name, seconds)
-        if now is not None:
+        if flights and now is not None:
             note_first_tokens(flights, outcome, now)
         return outcome
 
@@ -307,26 +306,28 @@ class Scheduler:
         limits = self._state.limits
         self._state.journal.begin(self.step + 1, now)
         draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
-        draft.has_own_worker = self._placement.has_worker_per_lane
+        draft.has_own_worker = self.has_worker_per_lane
         draft.ended += self._outputs.before_plan(self._state)
         self._state.masks.begin_plan(self._state.running, self._state.steady)
         for phase in self._phases:
             phase.run(self._state, draft)
         if is_last:
             self._end_what_is_stuck(draft)
-        draft.commit(self._state)
+        if draft.entries or not draft.steady:  # rows of fast decode commit nothing
+            draft.commit(self._state)
         self.step += 1
         plan = draft.seal(self.step, self._state)
-        self._state.journal.begin(self.step + 1, now)
+        self._state.journal.step = self.step + 1
         self._take_off(plan, draft)
         return plan
 
     def _take_off(self, plan: StepPlan, draft: StepDraft) -> None:
         for entry in draft.entries.values():
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
-        if draft.takes_lane or not plan.is_empty:
+        is_empty = plan.is_empty
+        if draft.takes_lane or not is_empty:
             self._placement.on_planned(plan.lane, plan.step)
-        if plan.is_empty:
+        if is_empty:
             self._placement.on_result(plan.step)  # an empty plan has an empty result
         else:
             self._flights.take_off(plan, draft)
@@ -337,8 +338,8 @@ class Scheduler:
         A swapped group is first recomputed instead: if it was swapped out during its prefill, the rest of its
         prompt must be computed in the step that swaps it in, and that may exceed the token budget of a step.
         """
-        idle = self.has_unfinished and not (draft.entries or draft.steady or draft.ended or self._flights)
-        idle = idle and not self._state.is_warming_up
+        idle = self._state.requests and not (draft.entries or draft.steady or draft.ended or self._flights)
+        idle = bool(idle) and not self._state.is_warming_up
         if self._state.masks.on_plan(is_empty=idle) or not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:

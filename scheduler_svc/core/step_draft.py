@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
+from scheduler_svc.core.entries import BlockMoves
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.budget import StepBudget
-from scheduler_svc.core.plan import BlockMoves, EndedSequence, ScheduledSequence, StepPlan
+from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
 
@@ -122,10 +123,11 @@ class StepDraft:
 
     def seal(self, step: int, state: CoreState) -> StepPlan:
         """The finished plan, with the current queue lengths."""
-        scheduled = [self._freeze(entry, state) for entry in self.entries.values()]
-        left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
-        for name in left:
-            del state.left[name]
+        scheduled, tickets = [], []
+        for entry in self.entries.values():
+            scheduled.append(self._freeze(entry, state))
+            tickets.append(entry.sequence.group.ticket)
+        events, head_numbers = state.journal.take()
         finished, state.finished = state.finished, []
         state.num_cumulative_preemptions += len(self.preempted)
         return StepPlan(
@@ -133,12 +135,15 @@ class StepDraft:
             lane=self.lane,
             entries=scheduled,
             steady=self.steady,
-            tickets=[e.sequence.group.ticket for e in self.entries.values()],
-            swap_in_moves=self.swap_in,
-            swap_out_moves=self.swap_out,
-            copy_moves=self.copy,
+            tickets=tickets,
+            swap_in=self.swap_in.pairs,
+            swap_out=self.swap_out.pairs,
+            copy=self.copy.pairs,
+            swapped_in=self.swap_in.by_request,
+            swapped_out=self.swap_out.by_request,
+            copied=self.copy.by_request,
             preempted=self.preempted,
-            left=left,
+            left=self._take_left(state) if state.left else [],
             finished=finished,
             ended=self.ended,
             lookups=self.lookups,
@@ -148,15 +153,22 @@ class StepDraft:
             num_preempted=self.num_preempted,
             num_cumulative_preemptions=state.num_cumulative_preemptions,
             num_lookahead_slots=self.num_lookahead_slots,
-            num_decode_steps=self._num_decode_steps(state),
+            num_decode_steps=self._num_decode_steps(state) if self.num_lookahead_slots else 1,
             num_waiting=len(state.waiting),
             num_running=len(state.running),
             num_swapped=len(state.swapped),
             free_gpu=state.cache.num_free_gpu,
             free_cpu=state.cache.num_free_cpu,
-            events=state.journal.take(),
-            head_numbers=state.journal.head_numbers(),
+            events=events,
+            head_numbers=head_numbers,
         )
+
+    def _take_left(self, state: CoreState) -> list[str]:
+        """Pop the sequences that the plan's worker may forget."""
+        left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
+        for name in left:
+            del state.left[name]
+        return left
 
     def _num_decode_steps(self, state: CoreState) -> int:
         """Decode steps that the lookahead slots and the length limit allow; 1 unless all shares are plain decodes.
@@ -164,7 +176,7 @@ class StepDraft:
         Beams also get 1: the core must choose their tokens between steps.
         """
         entries = self.entries.values()
-        if not self.num_lookahead_slots or not entries or any(e.is_prefill or not e.samples for e in entries):
+        if not entries or any(e.is_prefill or not e.samples for e in entries):
             return 1
         if any(e.sequence.request.beam is not None for e in entries):
             return 1

@@ -222,6 +222,8 @@ class Frontend:
         if not outlet.started_written and live.time.first_scheduled_ns is not None:
             outlet.started_written = True
             message.started.add(handle=outlet.handle, cached_prompt_tokens=live.cached_prompt_tokens)
+        if is_over and live.failure is None:
+            put_extras(outlet, message)
         if is_over or not live.output.ranked:
             self._put_choices(outlet, message, runs)
         if is_over:
@@ -230,8 +232,6 @@ class Frontend:
     def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
         """Put new tokens and the end of each choice; the last end carries the request's account."""
         live = outlet.live
-        if live.is_over and live.failure is None:
-            put_extras(outlet, message)
         for number, choice in enumerate(live.output.choices):
             if len(choice.tokens) > outlet.sent_counts[number]:
                 runs.put(outlet, number, choice)

@@ -28,6 +28,14 @@ class LoopIntake:
 
     def take_ends(self, core: AnyCore | None) -> None:
         """End requests that were stopped, cancelled or expired."""
+        if self._book.inputs.has_ends:
+            self._take_asked(core)
+        for live in self._book.take_expired():
+            self.leave_core(live, core)
+            self._book.expire(live)
+
+    def _take_asked(self, core: AnyCore | None) -> None:
+        """End requests that were stopped or cancelled."""
         for live, choice, offset in self._book.inputs.take_stops():
             if core is not None:
                 core.stop_at(live.name(choice), offset)
@@ -35,13 +43,10 @@ class LoopIntake:
         for live in self._book.inputs.take_cancels():
             self.leave_core(live, core)
             self._book.finish(live, common_pb2.FINISH_REASON_CANCELLED)
-        for live in self._book.take_expired():
-            self.leave_core(live, core)
-            self._book.expire(live)
 
     def take_requests(self, core: AnyCore, limits: common_pb2.ModelLimits) -> None:
         """Queue new requests in the core in order of arrival; those that cannot be served fail."""
-        for live in self._book.inputs.take_crowd():
+        for live in self._book.inputs.suspects.take_crowd():
             self.leave_core(live, core)
             self._book.back_to_pending(live)
         for live in self._book.inputs.take_pending():

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.observe.step_notifier import StepNotifier
@@ -29,7 +28,7 @@ _RETURN_S = 0.5
 class LaneKeeper:
     """Owner of the lanes to all workers. `workers`: what the current core, or the previous one, was built for.
 
-    `news` is set when a lane has something to take; the waiting code clears it.
+    `here`: the lanes to connected workers. `news` is set when a lane has something to take; the waiting code clears it.
     """
 
     def __init__(
@@ -42,6 +41,7 @@ class LaneKeeper:
         readiness: Readiness,
     ) -> None:
         self.lanes = list(lanes)
+        self.here: list[WorkerLane] = []
         self.workers: Workers | None = None
         self.news = asyncio.Event()
         self._keeper = keeper
@@ -57,21 +57,6 @@ class LaneKeeper:
         self.news.set()
         self._book.wake.set()
 
-    @property
-    def here(self) -> list[WorkerLane]:
-        """Lanes to connected workers."""
-        return [lane for lane in self.lanes if lane.is_here]
-
-    @property
-    def can_step(self) -> bool:
-        """True if there is a core and a connected worker."""
-        return self._keeper.core is not None and bool(self.here)
-
-    def of(self, plan: StepPlan) -> WorkerLane:
-        """The lane to the worker that runs the plan."""
-        assert self._keeper.core is not None
-        return self.lanes[plan.lane if self._keeper.core.has_worker_per_lane else 0]
-
     def show_ready(self) -> None:
         """Report the service as ready, because steps complete or can."""
         if self.workers is not None and not self._readiness.serving:
@@ -81,14 +66,23 @@ class LaneKeeper:
 
     async def meet(self) -> None:
         """Adopt workers that connected, give up those that stay away, and build the core once all are connected."""
+        if len(self.here) < len(self.lanes):
+            await self._attach()
+            self._hand_over()
+        if self._keeper.core is None:
+            self._build()
+
+    async def _attach(self) -> None:
         for lane in self.lanes:
             lane.attach()
             owned = lane.take_ownership()
             if owned is not None:
+                self._look()
                 await self._adopt(lane, resumed=owned.resumed)
-        self._hand_over()
-        if self._keeper.core is None:
-            self._build()
+
+    def _look(self) -> None:
+        """Update `here` after a worker connected or was lost."""
+        self.here = [lane for lane in self.lanes if lane.is_here]
 
     async def _adopt(self, lane: WorkerLane, *, resumed: bool) -> None:
         """Take a connected worker into service. If a step is in flight there, its result will show readiness instead."""
@@ -128,6 +122,7 @@ class LaneKeeper:
             if not lane.is_fresh:
                 self._let_go(lane)
                 lane.renew()
+        self._look()
         owned = [lane.owned for lane in self.here if lane.owned is not None]
         if len(owned) < len(self.lanes):
             return
@@ -151,6 +146,7 @@ class LaneKeeper:
     def lose(self, lane: WorkerLane, error: WorkerLostError) -> None:
         """Handle the loss of a worker's stream."""
         lane.lose(error)
+        self._look()
         if not self.here:
             self._readiness.stop()
 
@@ -162,6 +158,7 @@ class LaneKeeper:
             live.num_losses += live.place is RequestStage.IN_CORE
         for lane in self.lanes:
             lane.lose(WorkerLostError(why, refused=True))
+        self._look()
         self._readiness.stop()
 
     def _hand_over(self) -> None:

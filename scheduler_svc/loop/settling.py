@@ -50,7 +50,8 @@ class StepSettling:
                 request = core.request(entry.request_id)
                 num_cached = (request and request.num_cached_tokens) or 0
                 self._requests.scheduled(entry.request_id, plan.step, num_cached, origin.worker_id)
-        self._end_all(core, plan.ended)
+        if plan.ended:
+            self._end_all(core, plan.ended)
         self._steps.announced(plan)
 
     def settle(self, core: AnyCore, plan: StepPlan, result: WorkerResult) -> None:
@@ -64,8 +65,10 @@ class StepSettling:
             outcome = core.update(result.result, monotonic_ns() / NS_PER_S)
             self._steps.returned(plan, result, outcome)
             publish(outcome, result, self._requests)
-            count_drafts(plan, result.result, self._requests.drafts_verified)
-        self._end_all(core, outcome.ended)
+            if plan.entries:
+                count_drafts(plan, result.result, self._requests.drafts_verified)
+        if outcome.ended:
+            self._end_all(core, outcome.ended)
 
     def _end_all(self, core: AnyCore, ended: Iterable[EndedSequence]) -> None:
         for sequence in ended:

@@ -104,31 +104,29 @@ class StepLoop:
     async def _turn(self) -> None:
         self._intake.take_ends(self._keeper.core)
         await self._lanes.meet()
-        if not self._lanes.can_step:
+        core, workers = self._keeper.core, self._lanes.workers
+        if core is None or workers is None or not self._lanes.here:
             self._fail_unserved()
             await self._idle(_UNSERVED_CHECK_S)
             return
         self._unserved_since_ns = None
-        self._take_requests()
+        self._intake.take_requests(core, workers.limits)
         went_out = await self._dispatch()
-        if self._is_busy() and not (went_out and self._has_room()):
-            await self._settle_some()
+        busy = self._busy()
+        if busy and not (went_out and self._has_room()):
+            await self._settle_some(busy)
         elif not went_out:
             await self._idle(_BLOCKED_S if self._has_work() else None)
 
     # --- sending plans --------------------------------------------------------------------------------------------
 
-    def _take_requests(self) -> None:
-        assert self._keeper.core is not None and self._lanes.workers is not None
-        self._intake.take_requests(self._keeper.core, self._lanes.workers.limits)
-
     def _has_work(self) -> bool:
         assert self._keeper.core is not None
         return self._keeper.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
 
-    def _is_busy(self) -> bool:
-        """True if a connected worker has a plan in flight."""
-        return any(lane.in_flight for lane in self._lanes.here)
+    def _busy(self) -> list[WorkerLane]:
+        """Lanes to connected workers with a plan in flight."""
+        return [lane for lane in self._lanes.here if lane.in_flight]
 
     def _has_room(self) -> bool:
         """True if another plan may be sent before a result is read. Filling the pipeline takes precedence over reading results.
@@ -139,50 +137,48 @@ class StepLoop:
         assert self._keeper.core is not None
         here = self._lanes.here
         if self._keeper.core.has_worker_per_lane:
-            busy = [lane for lane in here if lane.in_flight]
+            busy = self._busy()
             return len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy)
         num_in_flight = len(here[0].in_flight)
         return not num_in_flight or (self._keeper.overlaps and num_in_flight < self._keeper.core.depth)
 
     async def _dispatch(self) -> bool:
-        """Plan and send, if there is work and room; True if anything was sent.
+        """Plan and send, if there is work and room; True if anything was sent."""
+        if not self._has_work() or not self._has_room():
+            return False
+        planned = self._plan()
+        for lane, plan in planned:
+            try:
+                await lane.send(plan, self._sampling)
+            except WorkerLostError as error:
+                self._lanes.lose(lane, error)
+        return bool(planned)
+
+    def _plan(self) -> list[tuple[WorkerLane, StepPlan]]:
+        """Make plans and pass them to observers and requests. Returns those to send, each with the lane to its worker.
 
         A plan without work is sent if it lets the worker drop rows.
         """
-        if not self._has_work() or not self._has_room():
-            return False
-        assert self._keeper.core is not None
+        core, planned = self._keeper.core, []
+        assert core is not None
         began_ns = monotonic_ns()
-        plans = self._keeper.core.schedule(began_ns / NS_PER_S)
+        plans = core.schedule(began_ns / NS_PER_S)
         took_ns = monotonic_ns() - began_ns
         for plan in plans:
-            self._announce(plan, began_ns, took_ns)
-        worth_sending = [plan for plan in plans if not plan.is_empty or plan.left]
-        for plan in worth_sending:
-            await self._send(plan)
-        return bool(worth_sending)
-
-    async def _send(self, plan: StepPlan) -> None:
-        lane = self._lanes.of(plan)
-        try:
-            await lane.send(plan, self._sampling)
-        except WorkerLostError as error:
-            self._lanes.lose(lane, error)
-
-    def _announce(self, plan: StepPlan, began_ns: int, took_ns: int) -> None:
-        """Pass a plan to observers and requests before it is sent."""
-        core, lane = self._keeper.core, self._lanes.of(plan)
-        assert core is not None
-        origin = StepOrigin(
-            planned_ns=began_ns,
-            schedule_ns=took_ns,
-            epoch=lane.planner.epoch,
-            step_id=lane.planner.last_step_id + 1,
-            worker=lane.number,
-            worker_id=lane.boot_id,
-            rank=plan.lane if core.has_worker_per_lane else None,
-        )
-        self._settling.announce(core, plan, origin)
+            lane = self._lanes.lanes[plan.lane if core.has_worker_per_lane else 0]
+            origin = StepOrigin(
+                planned_ns=began_ns,
+                schedule_ns=took_ns,
+                epoch=lane.planner.epoch,
+                step_id=lane.planner.last_step_id + 1,
+                worker=lane.number,
+                worker_id=lane.boot_id,
+                rank=plan.lane if core.has_worker_per_lane else None,
+            )
+            self._settling.announce(core, plan, origin)
+            if plan.left or not plan.is_empty:
+                planned.append((lane, plan))
+        return planned
 
     def _sampling(self, request_id: str) -> RowSampling:
         live = self._book.in_core(request_id)
@@ -192,9 +188,9 @@ class StepLoop:
 
     # --- taking results -------------------------------------------------------------------------------------------
 
-    async def _settle_some(self) -> None:
-        """Wait for results and take the oldest of each worker that has one."""
-        left_s = min(lane.patience_s - lane.seconds for lane in self._lanes.here if lane.in_flight)
+    async def _settle_some(self, busy: list[WorkerLane]) -> None:
+        """Wait for results of those workers and take the oldest of each that has one."""
+        left_s = min(map(WorkerLane.patience_left_s, busy))
         self._alarm.within(self._at_most(max(0.0, left_s)))
         await self._lanes.news.wait()
         self._sweep()
@@ -210,14 +206,15 @@ class StepLoop:
                 continue
             if answer is not None:
                 self._settle(*answer)
-        if any(lane.has_news for lane in self._lanes.lanes):
+        if any(map(WorkerLane.has_news, self._lanes.lanes)):
             self._lanes.on_news()
 
     def _settle(self, plan: StepPlan, result: WorkerResult) -> None:
         """Apply a result to the core and deliver it. Requests that ended while the step ran get none of its tokens."""
         core = self._keeper.core
         assert core is not None
-        self._lanes.show_ready()
+        if not self._readiness.serving:
+            self._lanes.show_ready()
         if result.error is None and not plan.is_empty:
             self._intake.take_ends(core)
         self._settling.settle(core, plan, result)
@@ -233,7 +230,7 @@ class StepLoop:
 
     def _at_most(self, seconds: float | None) -> float | None:
         """Cap a wait while one of several workers is away or busy, so that slow workers are noticed."""
-        if len(self._lanes.lanes) == 1 or not (self._is_busy() or len(self._lanes.here) < len(self._lanes.lanes)):
+        if len(self._lanes.lanes) == 1 or not (self._busy() or len(self._lanes.here) < len(self._lanes.lanes)):
             return seconds
         return _CHECK_S if seconds is None else min(seconds, _CHECK_S)
 

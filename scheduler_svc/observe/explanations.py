@@ -52,8 +52,10 @@ class Explanations(StepObserver, RequestListener):
 
     def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
         """Keep a plan's events, and the latest event of each live request."""
-        self._timelines.observe(plan.events)
-        note_heads(self._heads, plan)
+        if plan.events:
+            self._timelines.observe(plan.events)
+        if plan.events or plan.head_numbers:
+            note_heads(self._heads, plan)
         for event in plan.events:
             if event.request_id and self._book.in_core(event.request_id) is not None:
                 self._last_events[event.request_id] = event

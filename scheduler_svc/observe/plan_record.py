@@ -149,8 +149,12 @@ class PlanFreezer:
 
     def of_all(self, plans: Sequence[StepPlan]) -> list[PlanRecord]:
         """Records of all plans of a `schedule` call; `of` returns them until the next call."""
-        self._latest = [(plan, self._frozen(plan)) for plan in plans]
-        return [record for _, record in self._latest]
+        self._latest, records = [], []
+        for plan in plans:
+            record = self._frozen(plan)
+            self._latest.append((plan, record))
+            records.append(record)
+        return records
 
     def of(self, plan: StepPlan) -> PlanRecord:
         """The record of a plan."""
@@ -162,7 +166,6 @@ class PlanFreezer:
     def _frozen(self, plan: StepPlan) -> PlanRecord:
         signature = plan.course
         goes_on = signature is not None and signature == self._signature
-        blocks = _steady_blocks(plan.steady) if goes_on and plan.steady is not None else None
         entries = [] if goes_on else plan.scheduled
         if not goes_on or self._shape is None:
             self._shape = _shape(entries, plan.step, self._shape)
@@ -179,20 +182,26 @@ class PlanFreezer:
             num_swapped=plan.num_swapped,
             free_gpu=plan.free_gpu,
             free_cpu=plan.free_cpu,
-            blocks=(_blocks(entries) if blocks is None else blocks) or (),
             left=plan.left or (),
             finished=plan.finished or (),
             late=plan.late or (),
         )
-        _add_rare(record, plan, entries)
+        if entries:
+            _add_entries(record, entries)
+        elif plan.steady is not None and plan.steady.new_blocks:
+            record.blocks = _steady_blocks(plan.steady)
+        _add_rare(record, plan)
         return record
 
 
-def _add_rare(record: PlanRecord, plan: StepPlan, entries: list[ScheduledSequence]) -> None:
+def _add_entries(record: PlanRecord, entries: list[ScheduledSequence]) -> None:
+    record.blocks = _blocks(entries) or ()
+    record.drafts = [[i, e.num_drafts] for i, e in enumerate(entries) if e.num_drafts] or ()
+    record.cached_blocks = [[i, e.num_cached_blocks] for i, e in enumerate(entries) if e.num_cached_blocks] or ()
+
+
+def _add_rare(record: PlanRecord, plan: StepPlan) -> None:
     """Fill the fields that are empty in most steps."""
-    if entries:
-        record.drafts = [[i, e.num_drafts] for i, e in enumerate(entries) if e.num_drafts] or ()
-        record.cached_blocks = [[i, e.num_cached_blocks] for i, e in enumerate(entries) if e.num_cached_blocks] or ()
     for name in ("swap_in", "swap_out", "copy", "preempted", "lookups"):
         if items := getattr(plan, name):
             setattr(record, name, [list(item) for item in items])
@@ -225,10 +234,9 @@ def _blocks(entries: list[ScheduledSequence]) -> list[int]:
 
 def _steady_blocks(share: SteadyShare) -> list[int]:
     found: list[int] = []
-    if share.new_blocks:
-        rows = sorted(share.new_blocks)
-        for place, row in zip(np.searchsorted(share.rows, rows).tolist(), rows, strict=True):
-            found += (place, 1, share.new_blocks[row])
+    rows = sorted(share.new_blocks)
+    for place, row in zip(np.searchsorted(share.rows, rows).tolist(), rows, strict=True):
+        found += (place, 1, share.new_blocks[row])
     return found
 
 

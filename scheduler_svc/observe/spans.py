@@ -89,7 +89,7 @@ class RequestSpans(StepObserver):
                 self._heads.observe(event)
             if (trace := self._traces.get(event.request_id)) is not None:
                 self._take(trace, event, moment)
-        for request_id, num_blocks in plan.swap_in_moves.by_request.items():
+        for request_id, num_blocks in plan.swapped_in.items():
             if (trace := self._traces.get(request_id)) is not None:
                 trace.event(names.SWAPPED_IN, moment.at_ns, {**moment.ids, names.BLOCKS: num_blocks})
         for entry in plan.entries:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scheduler_svc.core.plan import StepOutcome, StepPlan
+from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import NO_TOKENS, StepOrigin, StepRecord, Tables
@@ -84,17 +84,15 @@ class StepNotifier:
     def _close(self, record: StepRecord, error: str) -> None:
         """Close a record. Steps end in step order, although the workers of several ranks answer in any order."""
         record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
-        while self._open and (oldest := next(iter(self._open.values()))).is_closed:
-            del self._open[oldest.step]
+        for step, oldest in list(self._open.items()):
+            if not oldest.is_closed:
+                break
+            del self._open[step]
             _notify(self._on_end, oldest)
 
     def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
         """The sampled tokens; the counts per sequence are shared with the previous step if they are equal."""
-        if result.branches:
-            runs = {run.name: run.token_ids for run in outcome.runs}
-            sampled = SampledColumns.of({**runs, **result.result.tokens})
-        else:
-            sampled = result.sampled
+        sampled = result.plain or SampledColumns.of(_tokens(result.result, outcome))
         last = self._last_sampled
         if sampled.names is not last.names and (sampled.names, sampled.counts) == (last.names, last.counts):
             sampled = SampledColumns(last.names, last.counts, sampled.token_ids)
@@ -114,6 +112,14 @@ def _notify(methods: list[Callable[..., None]], *args: Any) -> None:
             method(*args)
         except Exception:
             log.exception("%s failed; the step goes on", getattr(method, "__qualname__", method))
+
+
+def _tokens(result: StepResult, outcome: StepOutcome) -> dict[str, list[int]]:
+    """Tokens by sequence name. Those of children and beam candidates are where the core put them."""
+    if not (result.children or result.candidates):
+        return result.tokens
+    runs = {run.name: run.token_ids for run in outcome.runs}
+    return {**runs, **result.tokens}
 
 
 def _failure(result: WorkerResult) -> str:

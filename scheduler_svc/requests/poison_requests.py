@@ -32,10 +32,12 @@ class Suspects:
         self._found.pop(live.core_id, None)
 
     def take_crowd(self) -> list[LiveRequest]:
-        """Pop the suspects in the core that lost their worker since the last call and must leave it.
+        """Pop the suspects in the core that lost their worker since the last call and must leave it and wait.
 
         If no other suspect is in the core, the earliest of them may stay.
         """
+        if not self._lost:
+            return []
         lost = [live for live in self._lost if live.place is RequestStage.IN_CORE]
         self._lost = []
         others = any(live.place is RequestStage.IN_CORE and live not in lost for live in self._found.values())

@@ -79,7 +79,6 @@ class WorkerLane:
         """Call `on_news` when there is something to take."""
         self._link.on_news = on_news
 
-    @property
     def has_news(self) -> bool:
         """True if `take_result` or `take_ownership` has something. Results are not counted while the worker is being attached."""
         return (self.is_here and bool(self._link.results)) or (self._attaching is not None and self._attaching.done())
@@ -89,10 +88,9 @@ class WorkerLane:
         """Seconds since the loss; or, if connected, since its last result or its first plan after being idle."""
         return (monotonic_ns() - self.since_ns) / NS_PER_S
 
-    @property
-    def patience_s(self) -> float:
-        """Longest time that a result may take, in seconds."""
-        return self._link.patience_s
+    def patience_left_s(self) -> float:
+        """Seconds until a missing result counts as a loss of the worker."""
+        return self._link.patience_s - self.seconds
 
     # --- connecting -----------------------------------------------------------------------------------------------
 
@@ -167,8 +165,8 @@ class WorkerLane:
             raise WorkerLostError(f"step {step}: {error.message}")
 
     def _check_patience(self) -> None:
-        if self.in_flight and self.seconds >= self.patience_s:
-            raise WorkerLostError(f"no result for {self.patience_s:g} s")
+        if self.in_flight and self.patience_left_s() <= 0:
+            raise WorkerLostError(f"no result for {self._link.patience_s:g} s")
 
     # --- losing ---------------------------------------------------------------------------------------------------
 

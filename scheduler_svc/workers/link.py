@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _GOODBYE_S = 0.5
+_ENDED = "the worker ended the stream"
 _SLOWEST_STEPS = 10
 """Multiple of the slowest step so far below which a step is not considered hung."""
 
@@ -65,7 +66,8 @@ class WorkerLink:
     """Owner of the channel and the Run stream; used only by its `WorkerLane`.
 
     `agreement`: shared by the links to all workers. `adapters`: what the worker must load before it runs
-    steps. `on_news`: called when `take` has something. `results`: what it has.
+    steps. `on_news`: called when `take` has something. `results`: what it has. `patience_s`: time to wait for a
+    result before the engine counts as hung.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class WorkerLink:
         self._run: grpc.aio.StreamStreamCall[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs] | None = None
         self._reader: asyncio.Task[None] | None = None
         self.results: deque[worker_pb2.WorkerOutputs | WorkerLostError] = deque()
+        self.patience_s = settings.step_timeout_s
         self._loaded: LoadedWorker | None = None
         self._epoch = 0
         self._last_step_id = 0
@@ -126,6 +129,7 @@ class WorkerLink:
         if loaded is None or loaded.boot_id != answer.identity.boot_id:
             loaded = self._loaded = await self._loader.load(stub, answer.identity.boot_id)
             self._epoch = 0
+            self._on_step_time(loaded, 0.0)
         owned = await self._own(stub, loaded)
         # Always: adapter ids mean nothing to the worker of a new owner, and a resumed worker may have missed a load.
         await self._adapters.join(self)
@@ -148,7 +152,7 @@ class WorkerLink:
         self._run = stub.Run()
         await self.send(worker_pb2.SchedulerOutputs(hello=hello))
         async with asyncio.timeout(self._settings.connect_timeout_s):
-            first = await self._read()
+            first = await self._read_welcome()
         if not first.HasField("welcome"):
             raise FailedPrecondition(f"the worker at {self.address} did not begin with a welcome", reason="NO_WELCOME")
         welcome = first.welcome
@@ -224,37 +228,38 @@ class WorkerLink:
         assert self._loaded is not None
         t = message.timings
         took_s = (t.cache_ns + t.prepare_ns + t.model_ns + t.sample_ns) / NS_PER_S
-        self._loaded.slowest_step_s = max(self._loaded.slowest_step_s, took_s)
+        if took_s > self._loaded.slowest_step_s:
+            self._on_step_time(self._loaded, took_s)
         return message
 
-    @property
-    def patience_s(self) -> float:
-        """Time to wait for a result before the engine counts as hung.
+    def _on_step_time(self, loaded: LoadedWorker, took_s: float) -> None:
+        """Wait at least `step_timeout_s`, and ten times the slowest step so far, including the largest one measured by
+        the profile.
 
-        At least `step_timeout_s`, and ten times the slowest step so far, including the largest one measured
-        by the profile. A process that stopped or lost its network is noticed by gRPC's keepalive instead,
-        within seconds.
+        A process that stopped or lost its network is noticed by gRPC's keepalive instead, within seconds.
         """
-        slowest_s = self._loaded.slowest_step_s if self._loaded is not None else 0.0
-        return max(self._settings.step_timeout_s, _SLOWEST_STEPS * slowest_s)
+        loaded.slowest_step_s = max(loaded.slowest_step_s, took_s)
+        self.patience_s = max(self._settings.step_timeout_s, _SLOWEST_STEPS * loaded.slowest_step_s)
 
     async def _read_results(self, results: deque[worker_pb2.WorkerOutputs | WorkerLostError]) -> None:
+        assert self._run is not None
         try:
-            while True:
-                results.append(await self._read())
+            while isinstance(message := await self._run.read(), worker_pb2.WorkerOutputs):
+                results.append(message)
                 self.on_news()
-        except WorkerLostError as error:
-            results.append(error)
-            self.on_news()
+            results.append(WorkerLostError(_ENDED))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            results.append(_lost(error))
+        self.on_news()
 
-    async def _read(self) -> worker_pb2.WorkerOutputs:
+    async def _read_welcome(self) -> worker_pb2.WorkerOutputs:
         assert self._run is not None
         try:
             message = await self._run.read()
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise _lost(error) from None
         if not isinstance(message, worker_pb2.WorkerOutputs):
-            raise WorkerLostError("the worker ended the stream")
+            raise WorkerLostError(_ENDED)
         return message
 
     def forget_epoch(self) -> None:

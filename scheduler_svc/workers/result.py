@@ -77,16 +77,6 @@ class WorkerResult:
     error: common_pb2.ErrorStatus | None = None
     plain: SampledColumns | None = None
 
-    @property
-    def sampled(self) -> SampledColumns:
-        """Tokens that continue their sequences."""
-        return self.plain or SampledColumns.of(self.result.tokens)
-
-    @property
-    def branches(self) -> bool:
-        """True if the core must assign tokens to sequences: children or beam candidates."""
-        return bool(self.result.children or self.result.candidates)
-
 
 @dataclass(slots=True)
 class RowResults:

@@ -69,8 +69,8 @@ class RowPlanner:
             self._pause_others(self._schedule(plan, sampling, added, changed), changed)
             self._course = course
             self._plain = None if course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
-        else:
-            for entry in plan.grown:
+        elif plan.steady is not None and plan.steady.new_blocks:
+            for entry in plan.steady.grown():
                 changed.put(self._rows[entry.name], entry)
         self._open[self.last_step_id] = plan.step, self._plain
         message = worker_pb2.SchedulerOutputs(

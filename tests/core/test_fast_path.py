@@ -103,7 +103,7 @@ class Life:
 
     def _schedule(self) -> None:
         for plan in self._core.schedule(0.0):
-            self.num_steady += len(plan.steady) if plan.steady is not None else 0
+            self.num_steady += len(plan.steady.rows) if plan.steady is not None else 0
             self._note(
                 plan.scheduled,
                 plan.preempted,

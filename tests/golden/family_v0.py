@@ -7,7 +7,7 @@ from typing import Any
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
+from scheduler_svc.core.plan import ScheduledSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
@@ -185,9 +185,9 @@ class _Run:
             "scheduled": self._scheduled(plan),
             "num_prefill_groups": plan.num_prefill_groups,
             "num_batched_tokens": plan.num_batched_tokens,
-            "swap_in": _moves(plan.swap_in_moves),
-            "swap_out": _moves(plan.swap_out_moves),
-            "copy": _moves(plan.copy_moves),
+            "swap_in": [len(plan.swap_in), plan.swapped_in],
+            "swap_out": [len(plan.swap_out), plan.swapped_out],
+            "copy": [len(plan.copy), plan.copied],
             "preempt_events": [list(event) for event in plan.preempted],
             "preempted_count": plan.num_preempted,
             "ignored": list(ignored),
@@ -248,7 +248,3 @@ class _Run:
                 if blocks:
                     found[sequence.name] = [names.setdefault(b, f"{b[0]}{len(names)}") for b in blocks]
         return found
-
-
-def _moves(moves: BlockMoves) -> list[Any]:
-    return [len(moves.pairs), moves.by_request]

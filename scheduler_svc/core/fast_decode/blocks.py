@@ -1,6 +1,6 @@
 """What fast decode additionally requires of a progress, and block allocation for its rows."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,18 +11,21 @@ from scheduler_svc.core.request import Group
 
 
 class RowProgress(Progress, Protocol):
-    """A progress that counts by arrays; each method does for rows what its namesake does for one sequence."""
+    """A progress that counts by arrays; each method does for rows what its namesake does for one sequence.
+
+    `at`: an index for those rows (`SteadyRows.pick`).
+    """
 
     def num_pending_rows(self, rows: SteadyRows) -> Ints:
         """`num_pending` of every row."""
 
-    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
         """Those rows are in a plan, with one token each."""
 
-    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
         """Those rows got their token; called after it was appended."""
 
-    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
         """Number of tokens up to which each row can be registered now; None where the next step does so."""
 
 
@@ -72,7 +75,7 @@ class SteadyBlocks:
             rows.next_full[row] = self._cache.register(sequence, int(rows.next_full[row]))
 
 
-def between(rows: Ints, start: int, end: int) -> Ints:
-    """The entries of ascending `rows` in [start, end)."""
-    first, last = np.searchsorted(rows, (start, end))
-    return rows[first:last]
+def split(rows: Ints, end: int) -> tuple[Ints, Ints]:
+    """The entries of ascending `rows` below `end`, and the others."""
+    num_below = int(np.searchsorted(rows, end))
+    return rows[:num_below], rows[num_below:]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from block_manager.cache_rules import DevicePool
-from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, between
+from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
 from scheduler_svc.core.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
 from scheduler_svc.core.fast_decode.share import SteadyRuns
 from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
@@ -42,13 +42,21 @@ class SteadyOutputs:
 
     def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply rows at once and other sequences one by one; ends and prefix registration in running order."""
+        flight = self._rows.flights.get(result.step)
+        if flight is not None and result.column is not None and not (flights or flight.left):
+            del self._rows.flights[result.step]
+            return self._apply(flight.rows, np.asarray(result.column, np.int64), [], result, state)
+        return self._apply_mixed(flights, result, state)
+
+    def _apply_mixed(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
+        """Apply a result that may be of more than the rows of today."""
         self._drive_out_odd(flights, result)
         flight = self._rows.flights.pop(result.step, None)
-        if flight is None and not len(self._rows):
+        if flight is None and not self._rows.members:
             return self._inner.apply(flights, result, state)
         column = _column(flight, self._rows, result)
         loose, result = _as_objects(flights, flight, column, result)
-        given, tokens = self._for_rows(flight, column, loose, result)
+        given, tokens = self._with_late(flight, column, loose, result)
         loose = [f for f in loose if not f.sequence.group.is_steady]
         return self._apply(given, tokens, loose, result, state)
 
@@ -70,10 +78,10 @@ class SteadyOutputs:
             if group.is_steady and (id(group) in again or not _is_plain(group.sequences[0].name, result)):
                 self._rows.leave(group)
 
-    def _for_rows(
+    def _with_late(
         self, flight: SteadyFlight | None, column: Ints, loose: list[SequenceInFlight], result: StepResult
     ) -> tuple[Ints, Ints]:
-        """(row, token) pairs by ascending row; rows without a token are left out."""
+        """(row, token) pairs by ascending row, with those of sequences that became rows since the plan."""
         rows = np.zeros(0, np.int64) if flight is None else flight.rows
         late = [f.sequence for f in loose if f.sequence.group.is_steady]
         if late:
@@ -81,20 +89,25 @@ class SteadyOutputs:
             column = np.append(column, [(result.tokens.get(s.name) or [NO_TOKEN])[0] for s in late])
             order = np.argsort(rows, kind="stable")
             rows, column = rows[order], column[order]
-        there = (rows >= 0) & (column != NO_TOKEN)
-        return (rows, column) if there.all() else (rows[there], column[there])
+        return rows, column
 
     def _apply(
         self, given: Ints, tokens: Ints, loose: list[SequenceInFlight], result: StepResult, state: CoreState
     ) -> StepOutcome:
+        """Apply one token to each row; those that are none (-1) or without a token are left out."""
+        there = (given >= 0) & (tokens != NO_TOKEN)
+        if not there.all():
+            given, tokens = given[there], tokens[there]
         rows = self._rows
-        rows.append(given, tokens)
-        self._progress.on_tokens_rows(rows, given)
-        over = given[rows.is_over(given, tokens, state.max_total_tokens)]
-        confirmed = self._progress.confirmed_rows(rows, given)
-        full = given[:0] if confirmed is None else rows.filled(given, confirmed)
-        outcome = StepOutcome(steady=SteadyRuns.of(rows, given, tokens))
-        self._in_order(over, full, loose, result, state, outcome)
+        at = rows.pick(given)
+        rows.append(given, at, tokens)
+        self._progress.on_tokens_rows(rows, at)
+        over = given[rows.is_over(at, tokens, state.max_total_tokens)]
+        confirmed = self._progress.confirmed_rows(rows, at)
+        full = given[:0] if confirmed is None else rows.filled(given, at, confirmed)
+        outcome = StepOutcome(steady=SteadyRuns(rows.members, given, rows.known[given] - 1, tokens))
+        if loose or len(over) or len(full):
+            self._in_order(over, full, loose, result, state, outcome)
         return outcome
 
     def _in_order(
@@ -108,31 +121,32 @@ class SteadyOutputs:
     ) -> None:
         """Apply ends, block registration and objects in the order of one loop over the running groups."""
         rows = self._rows
-        start = 0
-        ended: list[int] = []
+        ended = over.tolist()
         for ticket, members in _by_ticket(loose):
             end = int(np.searchsorted(rows.tickets, ticket))
-            self._settle_between(over, full, start, end, ended, state, outcome)
+            over, full = self._settle_rows(over, full, end, state, outcome)
             later = self._inner.apply(members, result, state)
             outcome.tickets += [ticket] * len(later.entries)
             outcome.entries += later.entries
             outcome.ended += later.ended
             outcome.dropped += later.dropped
-            start = end
-        self._settle_between(over, full, start, len(rows), ended, state, outcome)
+        self._settle_rows(over, full, len(rows.members), state, outcome)
         if ended:
-            keep = np.ones(len(rows), np.bool_)
+            keep = np.ones(len(rows.members), np.bool_)
             keep[ended] = False
             rows.remove(keep)
             state.running[:] = [group for group in state.running if group.place is QueueKind.RUNNING]
 
-    def _settle_between(
-        self, over: Ints, full: Ints, start: int, end: int, ended: list[int], state: CoreState, outcome: StepOutcome
-    ) -> None:
-        self._blocks.register(between(full, start, end))
-        for row in between(over, start, end).tolist():
+    def _settle_rows(
+        self, over: Ints, full: Ints, end: int, state: CoreState, outcome: StepOutcome
+    ) -> tuple[Ints, Ints]:
+        """Register blocks of full rows below `end`, and end those that are over. Returns the rest of both."""
+        ours, full = split(full, end)
+        self._blocks.register(ours)
+        ours, over = split(over, end)
+        for row in ours.tolist():
             outcome.ended.append(self._end(row, state))
-            ended.append(row)
+        return over, full
 
     def _end(self, row: int, state: CoreState) -> EndedSequence:
         group = self._rows.members[row]

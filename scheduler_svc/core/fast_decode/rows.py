@@ -83,9 +83,6 @@ class SteadyRows:
         self._store = np.zeros((0, self._ring), "<i4")
         self._free_slots: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self.members)
-
     def pick(self, rows: Ints) -> Any:
         """An index for ascending, distinct rows; a slice if these are all rows, which avoids a gather."""
         return _ALL if len(rows) == len(self.members) else rows
@@ -145,14 +142,14 @@ class SteadyRows:
     def leave(self, group: Group) -> None:
         """Turn a row into an object. No-op for a group that is not a row."""
         if group.is_steady:
-            keep = np.ones(len(self), np.bool_)
+            keep = np.ones(len(self.members), np.bool_)
             keep[self.row_of(group)] = False
             self.remove(keep)
 
     def dissolve(self) -> None:
         """Turn all rows into objects."""
         if self.members:
-            self.remove(np.zeros(len(self), np.bool_))
+            self.remove(np.zeros(len(self.members), np.bool_))
 
     def remove(self, keep: Flags) -> None:
         """Turn rows that are not in `keep` into objects; plans in flight then refer to them by group."""
@@ -217,7 +214,7 @@ class SteadyRows:
 
     def sync_all(self) -> None:
         """Write all rows back to their objects; they stay rows."""
-        for row in range(len(self)):
+        for row in range(len(self.members)):
             self._write_back(row)
 
     def _write_back(self, row: int) -> None:
@@ -232,9 +229,8 @@ class SteadyRows:
 
     # --- tokens --------------------------------------------------------------------------------------------------
 
-    def append(self, rows: Ints, tokens: Ints) -> None:
-        """Append one token per row; full rings are moved to `token_ids`."""
-        at = self.pick(rows)
+    def append(self, rows: Ints, at: Any, tokens: Ints) -> None:
+        """Append one token per row; full rings are moved to `token_ids`. `at`: `pick(rows)`, here and below."""
         known = self.known[at]
         self._store[self.slots[at], known % self._ring] = tokens
         self.known[at] += 1
@@ -260,15 +256,13 @@ class SteadyRows:
         places = (ends_at - self.block_size) % self._ring // self.block_size
         return blocks[self.slots[rows], places].tobytes()
 
-    def filled(self, rows: Ints, num_tokens: Ints) -> Ints:
+    def filled(self, rows: Ints, at: Any, num_tokens: Ints) -> Ints:
         """The rows with a full next block, given their numbers of confirmed tokens."""
-        at = self.pick(rows)
         filled: Ints = rows[np.minimum(num_tokens, self.known[at]) >= self.next_full[at]]
         return filled
 
-    def is_over(self, rows: Ints, tokens: Ints, max_total_tokens: int) -> Flags:
+    def is_over(self, at: Any, tokens: Ints, max_total_tokens: int) -> Flags:
         """Which rows end by the tokens just appended."""
-        at = self.pick(rows)
         known = self.known[at]
         over: Flags = known >= self.ends_at[at]
         for column in range(self._num_stop_ids):

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_svc.core.entries import ScheduledSequence, SequenceTokens
-from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.request import Group
 
 
 @dataclass(slots=True)
 class SteadyShare:
-    """Rows of `members` that compute one token each, at offset `computed_before`. `new_blocks`: by row, where one
-    was added.
+    """Rows of `members`, at least one, that compute one token each, at offset `computed_before`. `new_blocks`: by
+    row, where one was added.
 
     Shares with the same `course` have the same rows, each one token further than in the share before.
     """
@@ -23,9 +23,6 @@ class SteadyShare:
     computed_before: Ints
     course: object = field(default_factory=object)
     new_blocks: dict[int, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def names(self) -> list[str]:
         """Sequence names, in order."""
@@ -38,8 +35,10 @@ class SteadyShare:
 
     def grown(self) -> list[ScheduledSequence]:
         """Entries of the rows that got a block, in order."""
+        if not self.new_blocks:
+            return []
         rows = sorted(self.new_blocks)
-        before = self.computed_before[np.searchsorted(self.rows, rows)].tolist() if rows else []
+        before = self.computed_before[np.searchsorted(self.rows, rows)].tolist()
         return [self._entry(row, num) for row, num in zip(rows, before, strict=True)]
 
     def _entry(self, row: int, computed_before: int) -> ScheduledSequence:
@@ -70,16 +69,16 @@ class SteadyRuns:
     positions: Ints
     token_ids: Ints
 
-    @classmethod
-    def of(cls, rows: SteadyRows, given: Ints, tokens: Ints) -> "SteadyRuns":
-        """Runs of rows that just got these tokens."""
-        return cls(rows.members, given, rows.known[given] - 1, tokens)
+    def tickets(self) -> list[int]:
+        """The ticket of each row, in order."""
+        return [self.members[row].ticket for row in self.rows.tolist()]
 
-    def runs(self) -> Iterator[tuple[int, SequenceTokens]]:
-        """(ticket, run) of each row, in order."""
-        columns = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist())
+    def runs(self) -> list[SequenceTokens]:
+        """The run of each row, in order."""
+        columns, runs = (self.rows.tolist(), self.positions.tolist(), self.token_ids.tolist()), []
         for row, position, token in zip(*columns, strict=True):
             group = self.members[row]
             sequence = group.sequences[0]
             offset = position - sequence.num_prompt_tokens
-            yield group.ticket, SequenceTokens(sequence.name, group.request.request_id, sequence.index, offset, [token])
+            runs.append(SequenceTokens(sequence.name, group.request.request_id, sequence.index, offset, [token]))
+        return runs

@@ -36,8 +36,8 @@ class StepBudget:
 
     def take(self, num_tokens: int) -> None:
         """Use `num_tokens` without recording a request."""
-        assert num_tokens <= self.num_tokens_left
         self.num_tokens += num_tokens
+        assert self.num_tokens <= self.token_budget
 
     def give_back(self, num_tokens: int) -> None:
         """Return the tokens of a sequence that was preempted again in the same step."""

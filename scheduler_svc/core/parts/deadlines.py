@@ -56,12 +56,12 @@ class DeadlineHeap(Generic[Item]):
         return self._entries[0][0] if self._entries else None
 
 
-class Deadlines:
+class Deadlines(DeadlineHeap[Request]):
     """Owner of the deadlines of unfinished requests. A request without one costs nothing."""
 
     def __init__(self, costs: CostBook) -> None:
+        super().__init__(_is_finished)
         self._costs = costs
-        self._heap = DeadlineHeap(_is_finished)
 
     def take(self, request: Request, state: CoreState) -> None:
         """Watch a request's deadline. DeadlineExceeded (INFEASIBLE) if even an idle worker would miss it.
@@ -76,11 +76,7 @@ class Deadlines:
         if needs_s > has_s:
             state.cache.forget(request.sequences[0])
             raise infeasible(request, needs_s, has_s)
-        self._heap.add(request.deadline, request, len(state.requests))
-
-    def pop_expired(self, now: float) -> list[Request]:
-        """Remove and return the requests past their deadline; each is returned once."""
-        return self._heap.pop_expired(now)
+        self.add(request.deadline, request, len(state.requests))
 
 
 class DropExpired:

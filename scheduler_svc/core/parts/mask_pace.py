@@ -33,6 +33,8 @@ class MaskPace:
 
     def pay(self, duration_s: float) -> None:
         """Pay off debts after a step of that duration."""
+        if not self._owing:
+            return
         owing = [group for group in self._owing if group.place is QueueKind.RUNNING]
         for group in owing:
             group.mask_debt_s = max(0.0, group.mask_debt_s - MASK_SHARE * duration_s / len(owing))

@@ -35,7 +35,7 @@ class AdmissionPart(Protocol):
         """Whether this group, the head of the queue, may start."""
 
     def close(self, num_started: int) -> None:
-        """End of the phase, in which `num_started` groups started."""
+        """End of a phase with waiting groups, of which `num_started` started."""
 
 
 class Preemption(Protocol):

@@ -1,5 +1,7 @@
 """Progress: when tokens count as computed."""
 
+from typing import Any
+
 import numpy as np
 
 from block_manager.cache_rules import CacheRules
@@ -71,14 +73,14 @@ class AtSchedule:
         """`num_pending` for every row; rows have no draft tokens."""
         return rows.known - rows.computed
 
-    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
         """Count one token per row."""
-        rows.computed[rows.pick(scheduled)] += 1
+        rows.computed[at] += 1
 
-    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
         """No-op: there are no placeholders."""
 
-    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
         """Return None: the next step registers blocks."""
         return None
 
@@ -164,20 +166,17 @@ class WithPlaceholders:
         pending[(rows.placeholders > 0) & (sure >= rows.ends_at)] = 0
         return pending
 
-    def on_scheduled_rows(self, rows: SteadyRows, scheduled: Ints) -> None:
+    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
         """Count one token per row, and a placeholder for the next."""
-        at = rows.pick(scheduled)
         rows.computed[at] += 1
         rows.placeholders[at] += rows.computed[at] == rows.known[at] + rows.placeholders[at]
 
-    def on_tokens_rows(self, rows: SteadyRows, given: Ints) -> None:
+    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
         """Replace one placeholder of each row by its generated token."""
-        at = rows.pick(given)
         rows.placeholders[at] = np.maximum(0, rows.placeholders[at] - 1)
 
-    def confirmed_rows(self, rows: SteadyRows, given: Ints) -> Ints | None:
+    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
         """Computed tokens of each row, without placeholders."""
-        at = rows.pick(given)
         confirmed: Ints = rows.computed[at] - rows.placeholders[at]
         return confirmed
 

@@ -24,7 +24,7 @@ class StepShares:
 
     def left(self, draft: StepDraft, num_reserved: int = 0) -> int:
         """Tokens of the step that are free once others got `num_reserved`; negative if they want more than that."""
-        return draft.budget.num_tokens_left - num_reserved
+        return draft.budget.token_budget - draft.budget.num_tokens - num_reserved
 
     def running(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
         """Tokens of each sequence of a running or swapped group; empty while it must wait."""

@@ -57,6 +57,7 @@ class RecordingCore:
         freezer: PlanFreezer | None = None,
     ) -> None:
         self.core = core
+        self.has_worker_per_lane = core.has_worker_per_lane
         self._buffer = buffer
         self._clock = clock
         self._about = about or {}
@@ -136,7 +137,8 @@ class RecordingCore:
             raise
         self._guard(self._note_plans, now, plans)
         for plan in plans:
-            self._forget(plan.ended)
+            if plan.ended:
+                self._forget(plan.ended)
         return plans
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
@@ -144,7 +146,8 @@ class RecordingCore:
         expected, steady = self._expected.pop(result.step, None), self._steady.pop(result.step, None)
         outcome = self.core.update(result, now)
         self._guard(self._note_result, result, now, outcome, expected, steady)
-        self._forget(outcome.ended)
+        if outcome.ended:
+            self._forget(outcome.ended)
         return outcome
 
     def warm_up(self, *, on: bool) -> None:
@@ -239,7 +242,8 @@ class RecordingCore:
     ) -> None:
         record = _plain_record(result, steady, expected)
         record = record or ResultRecord.of(result, _by_name(result, steady), expected)
-        self._buffer.add(Returned(self._clock(), now, record, endings(outcome.ended), list(outcome.dropped)))
+        ended = endings(outcome.ended) if outcome.ended else []
+        self._buffer.add(Returned(self._clock(), now, record, ended, list(outcome.dropped)))
 
     def _forget(self, ended: list[EndedSequence]) -> None:
         for sequence in ended:
@@ -270,7 +274,7 @@ def _plain_record(
 ) -> ResultRecord | None:
     """Record of a result with exactly one token for each row of a fast decode plan; None for others."""
     column = result.column
-    if column is None or steady is None or expected is None or len(steady) != len(expected):
+    if column is None or steady is None or expected is None or len(steady.rows) != len(expected):
         return None
     others = (result.tokens, result.failed, result.children, result.candidates, result.mask_s)
     if any(others) or min(column.tolist()) < 0:

@@ -87,6 +87,7 @@ class SegmentBuffer:
         self._max_bytes = max_bytes
         self._segments: deque[Held] = deque()
         self._newest: RecordingSegment | None = None
+        self._most_bytes = 0
         self._count = 0
 
     @property
@@ -105,14 +106,15 @@ class SegmentBuffer:
         newest = self._newest
         if newest is None:
             return True
-        most_bytes = max(self._max_bytes // _SEGMENTS_IN_RING, 2 * newest.snapshot.num_bytes)
-        return newest.num_steps >= self._segment_steps or newest.num_bytes >= most_bytes
+        return newest.num_steps >= self._segment_steps or newest.num_bytes >= self._most_bytes
 
     def begin(self, first_step: int, about: dict[str, Any], snapshot: CoreSnapshot, *, goes_on: bool) -> None:
         """Begin a new segment, and drop old ones beyond the limit."""
         complete = self._newest
         goes_on = goes_on and complete is not None
-        self._newest = RecordingSegment(self._count, first_step, about, goes_on, snapshot, num_bytes=snapshot.num_bytes)
+        num_bytes = snapshot.num_bytes
+        self._newest = RecordingSegment(self._count, first_step, about, goes_on, snapshot, num_bytes=num_bytes)
+        self._most_bytes = max(self._max_bytes // _SEGMENTS_IN_RING, 2 * num_bytes)
         self._segments.append(self._newest)
         self._count += 1
         if self._pack is not None and complete is not None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos.inference.v1 import admin_pb2
-from scheduler_svc.core.plan import BlockMoves, ScheduledSequence, StepOutcome, StepPlan, StepResult
+from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin, Tables
@@ -97,8 +97,8 @@ def test_moved_blocks_are_kept_whole() -> None:
         2,
         0,
         [entry("a/0", blocks=[])],
-        swap_out_moves=BlockMoves([(5, 0)]),
-        copy_moves=BlockMoves([(4, 6)]),
+        swap_out=[(5, 0)],
+        copy=[(4, 6)],
         num_swapped=1,
     )
     log.begin(moved, 1, {"a/0": ["g3", "g6"], "b/0": ["c0"]})

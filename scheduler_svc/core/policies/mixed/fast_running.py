@@ -5,7 +5,7 @@ would.
 """
 
 from block_manager.cache_rules import DevicePool
-from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, between
+from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
@@ -30,19 +30,24 @@ class SteadyRunning:
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """Schedule running groups by fast decode, or else by `MixedRunning`."""
-        loose = self._others(state)
-        joining = [group for group in loose if can_join(group.sequences[0])]
-        if joining:
-            self._blocks.join(joining)
-            loose = [group for group in loose if not group.is_steady]
-        plain = self._shares.plain(self._rows, loose, state, draft) if len(self._rows) else None
+        loose = self._join(state) if len(state.running) > len(self._rows.members) else []
+        plain = self._shares.plain(self._rows, loose, state, draft) if self._rows.members else None
         if plain is None or not self._take(*plain, state, draft):
             self._rows.dissolve()
             self._inner.run(state, draft)
 
+    def _join(self, state: CoreState) -> list[Group]:
+        """Turn groups into rows where possible. Returns the running groups that are not rows, in order."""
+        loose = self._others(state)
+        joining = [group for group in loose if can_join(group.sequences[0])]
+        if not joining:
+            return loose
+        self._blocks.join(joining)
+        return [group for group in loose if not group.is_steady]
+
     def _others(self, state: CoreState) -> list[Group]:
         """Running groups that are not rows, in order; usually the newest ones."""
-        missing = len(state.running) - len(self._rows)
+        missing = len(state.running) - len(self._rows.members)
         found: list[Group] = []
         for group in reversed(state.running):
             if len(found) == missing:
@@ -58,25 +63,34 @@ class SteadyRunning:
         """
         rows = self._rows
         crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
-        needed = len(crossing) + sum([self._cache.num_blocks_needed(s, n) for s, n in shares])
-        if needed > self._cache.num_free_gpu:
+        needed = len(crossing)
+        for sequence, num_tokens in shares:
+            needed += self._cache.num_blocks_needed(sequence, num_tokens)
+        if needed and needed > self._cache.num_free_gpu:
             return False
-        before = rows.computed[rows.pick(scheduled)].copy()
-        full = rows.filled(scheduled, before + 1)
-        share = draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled))
-        start = 0
+        at = rows.pick(scheduled)
+        before = rows.computed[at].copy()
+        full = rows.filled(scheduled, at, before + 1)
+        new_blocks: dict[int, int] = {}
         for sequence, num_tokens in shares:
             end = rows.row_of(sequence.group)
-            self._take_rows(crossing, full, start, end, share)
+            crossing, full = self._take_rows(crossing, full, end, new_blocks)
             self._inner.schedule(sequence, num_tokens, state, draft)
-            start = end
-        self._take_rows(crossing, full, start, len(rows), share)
-        self._progress.on_scheduled_rows(rows, scheduled)
+        self._take_rows(crossing, full, len(rows.members), new_blocks)
+        if len(scheduled):
+            draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
+        self._progress.on_scheduled_rows(rows, at)
         draft.budget.take(len(scheduled))
         return True
 
-    def _take_rows(self, crossing: Ints, full: Ints, start: int, end: int, share: SteadyShare) -> None:
-        """Allocate blocks for rows in [start, end) that need one; register the blocks that rows fill."""
-        if start < end:
-            share.new_blocks.update(self._blocks.append(between(crossing, start, end)))
-            self._blocks.register(between(full, start, end))
+    def _take_rows(self, crossing: Ints, full: Ints, end: int, new_blocks: dict[int, int]) -> tuple[Ints, Ints]:
+        """Allocate blocks for rows below `end` that need one, and register the blocks that rows fill. Returns the rest
+        of both.
+        """
+        if len(crossing):
+            ours, crossing = split(crossing, end)
+            new_blocks.update(self._blocks.append(ours))
+        if len(full):
+            ours, full = split(full, end)
+            self._blocks.register(ours)
+        return crossing, full

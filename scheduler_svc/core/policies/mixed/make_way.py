@@ -114,7 +114,7 @@ class MakeWay:
         if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
             return False
         loose = [group for group in state.running if not group.is_steady]
-        needed = sum(self._num_needed(group, state, draft)[1] for group in loose) + len(state.steady)
+        needed = sum(self._num_needed(group, state, draft)[1] for group in loose) + len(state.steady.members)
         needed += self._cache.num_blocks_to_admit(plea.head.live, plea.hit, plea.num_tokens)
         return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
 

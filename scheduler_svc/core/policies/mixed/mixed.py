@@ -96,9 +96,10 @@ class MixedWaiting:
 
     def run(self, state: CoreState, draft: StepDraft) -> None:
         """Start waiting groups in order."""
+        if not len(state.waiting):
+            return
         if draft.num_preempted:
-            if len(state.waiting):
-                state.journal.stop_all(QueueKind.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+            state.journal.stop_all(QueueKind.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
             return
         skipped: list[Group] = []
         num_started = self._start_in_order(skipped, state, draft)

@@ -121,7 +121,7 @@ def test_a_victim_of_several_samples_goes_to_the_host() -> None:
     add(core, "high", 27, 2, priority=1)
     plan, _ = one_step(core)
     assert plan.preempted == [("low", "swap")]
-    assert plan.swap_out_moves.by_request == {"low": len(plan.swap_out)}
+    assert plan.swapped_out == {"low": len(plan.swap_out)}
     assert len(plan.swap_out) > 0
     assert {s.status for s in core.request("low").sequences} == {SequenceStatus.SWAPPED}
     assert queues(core) == {"waiting": ["high"], "running": [], "swapped": ["low"]}

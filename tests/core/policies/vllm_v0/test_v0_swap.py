@@ -71,7 +71,7 @@ def test_nobody_comes_back_in_a_step_that_preempted(preset: str) -> None:
     move_to_host(core, "c")
     plan, _ = one_step(core)
     assert (plan.preempted, plan.swap_in, plan.free_gpu) == ([("b", "recompute")], [], 2)
-    assert one_step(core)[0].swap_in_moves.by_request == {"c": 1}
+    assert one_step(core)[0].swapped_in == {"c": 1}
 
 
 @BOTH
@@ -95,7 +95,7 @@ def test_a_group_comes_back_to_run_in_the_same_step(preset: str) -> None:
     plan = until(core, "swap_in")
     assert names(plan)[-3:] == ["b/0", "b/1", "b/2"]
     assert {e.num_tokens for e in plan.scheduled} == {1}
-    assert plan.swap_in_moves.by_request == {"b": len(plan.swap_in)}
+    assert plan.swapped_in == {"b": len(plan.swap_in)}
     assert queues(core)["swapped"] == []
     assert {s.status for s in core.request("b").sequences} == {SequenceStatus.RUNNING}
     finish(core)
@@ -129,7 +129,7 @@ def test_one_whose_adapter_has_no_slot_is_passed_over() -> None:
         group.request.lora_id = lora
     core.state.limits = replace(core.state.limits, max_num_seqs=2)
     plan, _ = one_step(core)
-    assert plan.swap_in_moves.by_request == {"d": 1}
+    assert plan.swapped_in == {"d": 1}
     assert queues(core) == {"waiting": [], "running": ["a", "d"], "swapped": ["b", "c", "e"]}
 
 

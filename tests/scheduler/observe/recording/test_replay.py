@@ -39,7 +39,7 @@ Record = Callable[[str, object], None]
 # What a `Scheduler` offers to those who look in; all else it offers is an input.
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
-    "pool_report", "check_integrity", "view", "parts", "deadlines", "change", "has_worker_per_lane",
+    "pool_report", "check_integrity", "view", "parts", "deadlines", "change",
     "pool_counts", "queue_lengths", "cached_blocks",
 }  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_mask_times_of_the_fast_path_are_recorded() -> None:
     for _ in range(12):
         [plan] = life.core.schedule(life._now)
         result = replace(answer(plan), duration_s=1.0)
-        if plan.steady is not None and len(plan.steady) == len(plan.scheduled) == 2:
+        if plan.steady is not None and len(plan.steady.rows) == len(plan.scheduled) == 2:
             result = StepResult(plan.step, {}, column=np.array([7, 8]), mask_s={"a/0": 0.3}, duration_s=1.0)
             num_columns += 1
         life.core.update(result)
