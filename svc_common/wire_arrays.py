@@ -4,7 +4,7 @@ Encoding and decoding cost about a microsecond per array at any length, where re
 element. Ufuncs are reduced directly because array methods (`min`) take about twice as long for short arrays.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,6 @@ def pack(values: Sequence[int] | Sequence[float] | NDArray[np.generic], dtype: n
     return np.asarray(values, dtype=dtype).tobytes()
 
 
-def pack_all(columns: Sequence[Sequence[int]], dtype: np.dtype = I32) -> Iterator[bytes]:
-    """Encode columns of equal length, in order."""
-    return map(bytes, np.array(columns, dtype))
-
-
 def unpack(
     data: bytes, field: str, dtype: np.dtype = I32, *, length: int | None = None, minimum: int | None = None
 ) -> Array:
@@ -47,6 +42,18 @@ def unpack(
     if minimum is not None and len(array) and (least := int(np.minimum.reduce(array))) < minimum:
         raise InvalidArgument.field(field, f"has {least} where the least allowed is {minimum}")
     return array
+
+
+def unpack_all(columns: Mapping[str, bytes], dtype: np.dtype = I32) -> Array:
+    """Return columns of equal length, by field, as one array [columns, length].
+
+    Raises InvalidArgument naming the field that is not as long as the first one.
+    """
+    first = next(iter(columns.values()))
+    if len(first) % dtype.itemsize or len(set(map(len, columns.values()))) > 1:
+        for field, data in columns.items():
+            unpack(data, field, dtype, length=len(first) // dtype.itemsize)
+    return np.frombuffer(b"".join(columns.values()), dtype=dtype).reshape(len(columns), -1)
 
 
 def pack_pairs(pairs: Sequence[tuple[int, int]]) -> bytes:

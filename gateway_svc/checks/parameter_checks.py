@@ -50,7 +50,8 @@ def check_embed_inputs(request: pb.EmbedRequest, limits: common_pb2.ModelLimits,
     """Check that each input is a non-empty text or a list of token ids."""
     num_inputs = len(request.inputs)
     good = 1 <= num_inputs <= MAX_EMBED_INPUTS
-    found.add_unless(good, "inputs", f"has {num_inputs} prompts; send 1 to {MAX_EMBED_INPUTS}")
+    if not good:
+        found.add("inputs", f"has {num_inputs} prompts; send 1 to {MAX_EMBED_INPUTS}")
     for i, item in enumerate(request.inputs[:MAX_EMBED_INPUTS]):
         kind = item.WhichOneof("input")
         if kind == "token_ids":
@@ -58,12 +59,14 @@ def check_embed_inputs(request: pb.EmbedRequest, limits: common_pb2.ModelLimits,
         elif not item.text:
             found.add(f"inputs[{i}]", "is empty; send at least one token")
     known = request.pooling in pb.Pooling.values()
-    found.add_unless(known, "pooling", f"is {request.pooling}, which is no Pooling")
+    if not known:
+        found.add("pooling", f"is {request.pooling}, which is no Pooling")
 
 
 def _check_ids(token_ids: pb.TokenIds, field: str, limits: common_pb2.ModelLimits, found: Violations) -> None:
     found.add_unknown_ids(token_ids.ids, field, limits)
-    found.add_unless(token_ids.ids, field, "is empty; send at least one token")
+    if not token_ids.ids:
+        found.add(field, "is empty; send at least one token")
 
 
 def check_messages(request: pb.ChatRequest, found: Violations) -> None:
@@ -115,7 +118,8 @@ def check_surroundings(request: _Surrounded, found: Violations) -> None:
         found.add("scheduling.priority", f"must lie between {-MAX_PRIORITY} and {MAX_PRIORITY}")
     on_deadline = request.scheduling.on_deadline
     known = on_deadline in pb.OnDeadline.values()
-    found.add_unless(known, "scheduling.on_deadline", f"is {on_deadline}, which is no OnDeadline")
+    if not known:
+        found.add("scheduling.on_deadline", f"is {on_deadline}, which is no OnDeadline")
     if len(request.cache.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         found.add("cache.cache_salt", f"is longer than {MAX_CACHE_SALT_BYTES} bytes")
     _check_labels(request.labels, found)

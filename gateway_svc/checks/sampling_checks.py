@@ -61,13 +61,11 @@ def check_sampling(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, 
     _check_tokens(sampling, limits, found)
     for i, word in enumerate(sampling.bad_words[:MAX_BAD_WORDS]):
         good = word.strip() and len(word) <= MAX_BAD_WORD_CHARS
-        found.add_unless(
-            good, f"sampling.bad_words[{i}]", f"must have 1 to {MAX_BAD_WORD_CHARS} characters, not spaces alone"
-        )
+        if not good:
+            found.add(f"sampling.bad_words[{i}]", f"must have 1 to {MAX_BAD_WORD_CHARS} characters, not spaces alone")
     num_words = len(sampling.bad_words)
-    found.add_unless(
-        num_words <= MAX_BAD_WORDS, "sampling.bad_words", f"has {num_words} words; at most {MAX_BAD_WORDS} are allowed"
-    )
+    if num_words > MAX_BAD_WORDS:
+        found.add("sampling.bad_words", f"has {num_words} words; at most {MAX_BAD_WORDS} are allowed")
     if sampling.HasField("beam"):
         _check_beam(sampling, found)
 
@@ -76,9 +74,8 @@ def check_response(response: pb.ResponseOptions, found: Violations) -> None:
     """Check the number of logprobs requested."""
     for name in ("num_top_logprobs", "num_prompt_logprobs"):
         count = getattr(response, name)
-        found.add_unless(
-            count <= MAX_TOP_LOGPROBS, f"response.{name}", f"is {count}; at most {MAX_TOP_LOGPROBS} are given"
-        )
+        if count > MAX_TOP_LOGPROBS:
+            found.add(f"response.{name}", f"is {count}; at most {MAX_TOP_LOGPROBS} are given")
 
 
 def check_prompt_logprobs(response: pb.ResponseOptions, num_tokens: int) -> None:
@@ -96,15 +93,18 @@ def _check_shape(sampling: pb.SamplingParams, found: Violations) -> None:
     for name, (least, most) in _FLOATS.items():
         value = getattr(sampling, name)
         good = math.isfinite(value) and least <= value <= most
-        found.add_unless(good, f"sampling.{name}", f"is {value:g}; must be finite and lie in [{least:g}, {most:g}]")
+        if not good:
+            found.add(f"sampling.{name}", f"is {value:g}; must be finite and lie in [{least:g}, {most:g}]")
     if sampling.HasField("top_p"):
         good = math.isfinite(sampling.top_p) and 0 < sampling.top_p <= 1
-        found.add_unless(good, "sampling.top_p", f"is {sampling.top_p:g}; must lie in (0, 1]")
+        if not good:
+            found.add("sampling.top_p", f"is {sampling.top_p:g}; must lie in (0, 1]")
     if sampling.HasField("repetition_penalty"):
         penalty = sampling.repetition_penalty
         good = math.isfinite(penalty) and 0 < penalty <= MAX_REPETITION_PENALTY
         text = f"is {penalty:g}; must lie in (0, {MAX_REPETITION_PENALTY:g}], 1 = off"
-        found.add_unless(good, "sampling.repetition_penalty", text)
+        if not good:
+            found.add("sampling.repetition_penalty", text)
 
 
 def _check_choices(sampling: pb.SamplingParams, found: Violations) -> None:
@@ -138,7 +138,9 @@ def _check_beam(sampling: pb.SamplingParams, found: Violations) -> None:
     penalty = sampling.beam.length_penalty
     good = math.isfinite(penalty) and abs(penalty) <= MAX_LENGTH_PENALTY
     text = f"is {penalty:g}; must lie in [{-MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]"
-    found.add_unless(good, "sampling.beam.length_penalty", text)
+    if not good:
+        found.add("sampling.beam.length_penalty", text)
     stop = sampling.beam.early_stopping
     known = stop in common_pb2.BeamStop.values()
-    found.add_unless(known, "sampling.beam.early_stopping", f"is {stop}, which is no BeamStop")
+    if not known:
+        found.add("sampling.beam.early_stopping", f"is {stop}, which is no BeamStop")

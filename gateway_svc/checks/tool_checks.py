@@ -35,10 +35,12 @@ def is_forced(request: pb.ChatRequest) -> bool:
 
 
 def _check_list(tools: Sequence[pb.Tool], found: Violations) -> None:
-    found.add_unless(len(tools) <= MAX_TOOLS, "tools", f"has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+    if len(tools) > MAX_TOOLS:
+        found.add("tools", f"has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
     num_bytes = sum(tool.ByteSize() for tool in tools)
     good = num_bytes <= MAX_TOOLS_BYTES
-    found.add_unless(good, "tools", f"has {num_bytes} bytes; at most {MAX_TOOLS_BYTES} are allowed together")
+    if not good:
+        found.add("tools", f"has {num_bytes} bytes; at most {MAX_TOOLS_BYTES} are allowed together")
     seen: set[str] = set()
     for i, tool in enumerate(tools[:MAX_TOOLS]):
         if tool.name in seen:
@@ -47,7 +49,8 @@ def _check_list(tools: Sequence[pb.Tool], found: Violations) -> None:
 
 
 def _check_tool(place: str, tool: pb.Tool, found: Violations) -> None:
-    found.add_unless(NAME.fullmatch(tool.name), f"{place}.name", _NO_NAME)
+    if not NAME.fullmatch(tool.name):
+        found.add(f"{place}.name", _NO_NAME)
     if not tool.parameters_json:
         return
     field = f"{place}.parameters_json"
@@ -60,9 +63,11 @@ def _check_choice(request: pb.ChatRequest, found: Violations) -> None:
     kind, choice = request.tool_choice.WhichOneof("choice"), request.tool_choice
     if kind == "mode":
         known = choice.mode in pb.ToolMode.values()
-        found.add_unless(known, "tool_choice.mode", f"is {choice.mode}, which is no ToolMode")
+        if not known:
+            found.add("tool_choice.mode", f"is {choice.mode}, which is no ToolMode")
         missing = choice.mode == pb.TOOL_MODE_REQUIRED and not request.tools
-        found.add_unless(not missing, "tool_choice.mode", "is REQUIRED, and there are no tools to call")
+        if missing:
+            found.add("tool_choice.mode", "is REQUIRED, and there are no tools to call")
     elif kind == "name" and not any(tool.name == choice.name for tool in request.tools):
         found.add("tool_choice.name", f"is the name of none of the request's {len(request.tools)} tools")
 
@@ -77,7 +82,8 @@ def _check_turns(messages: Sequence[pb.Message], found: Violations) -> None:
         if message.tool_calls and message.role != "assistant":
             found.add(f"messages[{i}].tool_calls", "belong to an assistant's turn, and its role is another")
         for k, call in enumerate(message.tool_calls):
-            found.add_unless(call.name, f"messages[{i}].tool_calls[{k}].name", "is missing; which tool was called?")
+            if not call.name:
+                found.add(f"messages[{i}].tool_calls[{k}].name", "is missing; which tool was called?")
 
 
 def _check_template_arguments(text: str, found: Violations) -> None:
@@ -89,9 +95,8 @@ def _check_template_arguments(text: str, found: Violations) -> None:
         return
     variables = _json_object(text, field, found) or {}
     for name in RESERVED_VARIABLES:
-        found.add_unless(
-            name not in variables, field, f"has the key {name!r}, which comes from the request's own fields"
-        )
+        if name in variables:
+            found.add(field, f"has the key {name!r}, which comes from the request's own fields")
 
 
 def _json_object(text: str, field: str, found: Violations) -> dict[str, Any] | None:

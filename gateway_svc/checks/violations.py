@@ -19,11 +19,6 @@ class Violations:
         if len(self._found) < MAX_VIOLATIONS:
             self._found.append(FieldViolation(field, description))
 
-    def add_unless(self, good: object, field: str, description: str) -> None:
-        """Add a violation if `good` is false."""
-        if not good:
-            self.add(field, description)
-
     def add_unknown_ids(self, token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
         """Add a violation for the first id outside the vocabulary, if any."""
         if not token_ids or max(token_ids) < limits.vocab_size:

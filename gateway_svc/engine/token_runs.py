@@ -35,18 +35,19 @@ class ChoiceTokens:
 
 def read_runs(tokens: engine_pb2.TokenColumns) -> list[tuple[int, int, ChoiceTokens]]:
     """All (handle, choice, run) in order. Raises InvalidArgument if the columns' lengths do not match."""
-    handles = wire_arrays.unpack(tokens.handles, "tokens.handles", wire_arrays.U32)
-    length = len(handles)
-    choices = wire_arrays.unpack(tokens.choices, "tokens.choices", wire_arrays.U32, length=length)
-    offsets = wire_arrays.unpack(tokens.token_offsets, "tokens.token_offsets", wire_arrays.U32, length=length)
-    counts = wire_arrays.unpack(tokens.counts, "tokens.counts", wire_arrays.U32, length=length)
-    total = int(counts.sum())
+    columns = {
+        "tokens.handles": tokens.handles,
+        "tokens.choices": tokens.choices,
+        "tokens.token_offsets": tokens.token_offsets,
+        "tokens.counts": tokens.counts,
+    }
+    handles, choices, offsets, counts = wire_arrays.unpack_all(columns, wire_arrays.U32).tolist()
+    total = sum(counts)
     token_ids = wire_arrays.unpack(tokens.token_ids, "tokens.token_ids", minimum=0, length=total).tolist()
     logprobs = _read_logprobs(tokens, total) if tokens.logprobs else []
     tops = _read_tops(tokens, total) if tokens.top_counts else []
     runs, begin = [], 0
-    heads = zip(handles.tolist(), choices.tolist(), offsets.tolist(), counts.tolist(), strict=True)
-    for handle, choice, offset, count in heads:
+    for handle, choice, offset, count in zip(handles, choices, offsets, counts, strict=True):
         end = begin + count
         run = ChoiceTokens(offset, token_ids[begin:end], logprobs[begin:end], tops[begin:end])
         runs.append((handle, choice, run))

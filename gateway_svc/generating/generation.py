@@ -62,7 +62,7 @@ class Generation:
             for i, (text, num_known) in enumerate(zip(texts, known, strict=True))
         ]
         self._num_open = len(self._choices)
-        self._model = model
+        self.model = model
         self._has_begun = False
         self._on_first_output: Callable[[], None] | None = on_first_output
         self._done = False
@@ -79,7 +79,7 @@ class Generation:
     @property
     def started(self) -> inference_pb2.Started:
         """First event of the stream."""
-        return started_of(self._request, self._model)
+        return started_of(self._request, self.model)
 
     @property
     def num_choices(self) -> int:

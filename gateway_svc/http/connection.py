@@ -175,11 +175,13 @@ class _StrictParser(h11.Connection):
         return InvalidArgument(f"this is no HTTP/1.1 request: {self._refused}", reason="MALFORMED_REQUEST")
 
     def _check(self, request: h11.Request) -> None:
-        names = {name for name, _ in request.headers}
+        names, size = set(), len(request.target)
+        for name, value in request.headers:
+            names.add(name)
+            size += len(name) + len(value) + _FIELD_OVERHEAD
         if b"transfer-encoding" in names and b"content-length" in names:
             raise h11.RemoteProtocolError("it has both Content-Length and Transfer-Encoding")
         if b"transfer-encoding" in names and request.http_version < b"1.1":
             raise h11.RemoteProtocolError("HTTP/1.0 has no Transfer-Encoding")
-        size = len(request.target) + sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in request.headers)
         if size > self._header_bytes:
             raise h11.RemoteProtocolError("the header is too large", error_status_hint=_HEADER_TOO_LARGE)

@@ -70,7 +70,7 @@ class Generations:
     def _answer(
         self, call: Call, messages: AnyRequests, generations: Sequence[Generation], options: AnswerOptions
     ) -> HttpAnswer:
-        model = self._catalog.get(generations[0].started.model)
+        model = self._catalog.get(generations[0].model)
         prompts = [
             _prompt(message, generation, model, options)
             for message, generation in zip(messages, generations, strict=True)

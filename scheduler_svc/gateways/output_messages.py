@@ -41,8 +41,10 @@ class TokenRuns:
 
     def fill(self, found: engine_pb2.TokenColumns) -> None:
         """Pack the columns into an empty message."""
-        columns = (self.handles, self.choices, self.offsets, self.counts)
-        found.handles, found.choices, found.token_offsets, found.counts = wire_arrays.pack_all(columns, wire_arrays.U32)
+        found.handles = wire_arrays.pack(self.handles, wire_arrays.U32)
+        found.choices = wire_arrays.pack(self.choices, wire_arrays.U32)
+        found.token_offsets = wire_arrays.pack(self.offsets, wire_arrays.U32)
+        found.counts = wire_arrays.pack(self.counts, wire_arrays.U32)
         found.token_ids = wire_arrays.pack(self.token_ids)
         if self.has_logprobs:
             found.logprobs = wire_arrays.pack(self._beside("logprobs", 0.0), wire_arrays.F32)

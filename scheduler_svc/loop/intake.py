@@ -7,6 +7,7 @@ flight.
 from collections.abc import Callable
 
 from protos.common.v1 import common_pb2
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.stop_rules import check_stop
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.requests.book import RequestBook
@@ -83,11 +84,17 @@ class LoopIntake:
         adapter_id = self._adapter_id(live.submission.adapter)
         live.output.sequences.clear()  # ranked ones start from the prompt
         request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
-        for sequence in request.unfinished if request.committed else ():
+        if request.committed:
+            self._end_complete(live, request, limits)
+            if live.is_over:
+                return
+            request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
+        live.request = request
+        core.add(request)
+        self._book.entered(live)
+
+    def _end_complete(self, live: LiveRequest, request: Request, limits: common_pb2.ModelLimits) -> None:
+        for sequence in request.unfinished:
             status = check_stop(sequence, limits.max_model_len)
             if status is not None:
                 self._book.choice_ended(live, sequence.index, Ending.of(status, sequence.stop_token_id))
-        if not live.is_over:
-            live.request = to_core(live.submission, live.core_id, live.output, limits, adapter_id)
-            core.add(live.request)
-            self._book.entered(live)

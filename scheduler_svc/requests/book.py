@@ -356,5 +356,6 @@ class RequestBook:
     def _core_id(self, submission: Submission) -> str:
         """The public id if it is unique, else prefixed with the tenant and, if needed, suffixed with a number."""
         base = f"{submission.tenant}:{submission.request_id}" if submission.tenant else submission.request_id
-        names = itertools.chain([base], (f"{base}~{n}" for n in itertools.count(2)))
-        return next(name for name in names if name not in self._by_core_id)
+        if base not in self._by_core_id:
+            return base
+        return next(name for n in itertools.count(2) if (name := f"{base}~{n}") not in self._by_core_id)

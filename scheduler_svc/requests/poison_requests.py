@@ -45,6 +45,8 @@ class Suspects:
 
     def may_enter(self, waiting: Iterable[LiveRequest]) -> list[LiveRequest]:
         """The requests of `waiting`, in its order, that may enter the core: at most one suspect, none while one is in the core."""
+        if not self._found:
+            return list(waiting)
         has_suspect, found = any(live.place is RequestStage.IN_CORE for live in self._found.values()), []
         for live in waiting:
             is_suspect = live.core_id in self._found

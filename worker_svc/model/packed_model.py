@@ -117,7 +117,7 @@ class PackedModel:
     @torch.inference_mode()
     def logits(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
         """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes."""
-        return _joined([self._pass(step) for step in inputs])
+        return _joined(list(map(self._pass, inputs)))
 
     @torch.inference_mode()
     def hidden(self, inputs: Iterable[ModelInput]) -> torch.Tensor:

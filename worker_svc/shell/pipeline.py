@@ -167,14 +167,11 @@ class StepPipeline:
         verdict = self._ownership.accept(stream.number, message.epoch, message.step_id)
         if verdict is StepVerdict.RUN:
             stream.expect()
-            self._run(message)
+            launch = partial(self._launch, message, clock.monotonic_ns())
+            future: asyncio.Future[_Done | None] = self._thread.submit(launch)
+            future.add_done_callback(self._finished)
         elif verdict is StepVerdict.ANSWERED:
             stream.send(self._ownership.result(message.step_id))
-
-    def _run(self, message: worker_pb2.SchedulerOutputs) -> None:
-        received_ns = clock.monotonic_ns()
-        future: asyncio.Future[_Done | None] = self._thread.submit(partial(self._launch, message, received_ns))
-        future.add_done_callback(self._finished)
 
     def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
         """Runs on the engine thread. None for a step of an older epoch, which is not run."""

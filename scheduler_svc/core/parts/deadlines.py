@@ -70,11 +70,12 @@ class Deadlines(DeadlineHeap[Request]):
         """
         if request.deadline is None:
             return
-        cached = state.cache.lookup(request.sequences[0]).num_tokens
+        first = request.groups[0].sequences[0]
+        cached = state.cache.lookup(first).num_tokens
         needs_s = least_service_s(request, self._costs, num_cached_tokens=cached)
         has_s = request.deadline - max(request.arrival_time, state.journal.now)
         if needs_s > has_s:
-            state.cache.forget(request.sequences[0])
+            state.cache.forget(first)
             raise infeasible(request, needs_s, has_s)
         self.add(request.deadline, request, len(state.requests))
 
