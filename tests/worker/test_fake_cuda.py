@@ -31,15 +31,15 @@ def report(output: str, least_passed: int, record: Callable[[str, object], None]
 
 @pytest.mark.timeout(900)
 def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
-    """R8, R9: start, memory profile, cache, steps of every kind, with kernels in plain torch."""
-    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "not long", 880), 27, record_property)
+    """R8, R9: start, memory profile, cache, steps of every kind, with kernels in plain torch and with Triton's, interpreted."""
+    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "not long", 880), 28, record_property)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_kernels_and_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
-    """R148, R157, R158: steps of every kind with Triton's kernels, interpreted, and several random lives."""
-    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "long", 2900), 2, record_property)
+def test_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
+    """R148, R157, R158: several random lives."""
+    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "long", 2900), 1, record_property)
 
 
 @pytest.mark.long

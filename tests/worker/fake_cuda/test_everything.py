@@ -69,7 +69,6 @@ def test_steps_of_every_kind(checkpoint, adapter, expected):
     assert not any(wire_arrays.unpack(result.flags, "flags", wire_arrays.U8).any() for result in results)
 
 
-@pytest.mark.long
 def test_steps_of_every_kind_with_the_kernels(checkpoint, adapter, expected):
     """R18, R123, R157: the same with Triton's kernels: the same tokens, and a plain decode step waits for nothing."""
     engine, results = done(checkpoint, adapter, **WITH_KERNELS)
