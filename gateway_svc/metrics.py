@@ -6,6 +6,7 @@ One registry, made in the composition root. What each metric counts is in `metri
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -56,7 +57,7 @@ class GatewayMetrics:
 
         `span`: of its call; if recorded, exemplars of the request's times name the trace.
         """
-        return RequestMeter(self, operation, stream=stream, exemplar=exemplar_of(span))
+        return RequestMeter(self, operation, stream, exemplar_of(span))
 
     def begun(self, meter: "RequestMeter") -> None:
         """Count a request that started."""
@@ -99,6 +100,7 @@ class GatewayMetrics:
         return encode(self.registry), content_type
 
 
+@dataclass(slots=True)
 class RequestMeter:
     """Measurements of one request while its context lasts. `model`: the served name, empty before it is known.
 
@@ -106,22 +108,17 @@ class RequestMeter:
     trace, None if not recorded.
     """
 
-    __slots__ = ("_began_s", "_metrics", "exemplar", "generation", "model", "operation", "stream", "usage")
-
-    def __init__(
-        self, metrics: GatewayMetrics, operation: str, *, stream: bool, exemplar: dict[str, str] | None
-    ) -> None:
-        self._metrics = metrics
-        self._began_s = time.monotonic()
-        self.operation = operation
-        self.stream = stream
-        self.exemplar = exemplar
-        self.model = ""
-        self.generation: Generation | None = None
-        self.usage: inference_pb2.Usage | None = None
+    metrics: GatewayMetrics
+    operation: str
+    stream: bool
+    exemplar: dict[str, str] | None
+    model: str = ""
+    generation: Generation | None = None
+    usage: inference_pb2.Usage | None = None
+    _began_s: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Self:
-        self._metrics.begun(self)
+        self.metrics.begun(self)
         return self
 
     def __exit__(
@@ -129,7 +126,7 @@ class RequestMeter:
     ) -> None:
         if self.generation is not None:
             self.usage = self.generation.usage
-        self._metrics.ended(self, error)
+        self.metrics.ended(self, error)
 
     @property
     def seconds(self) -> float:

@@ -6,8 +6,8 @@ caller's trace context is still passed through.
 
 import time
 from asyncio import CancelledError
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -161,15 +161,12 @@ class GenerationSpan:
             if texts := stop_sequences(request):
                 self._span.set_attribute(names.REQUEST_STOP_SEQUENCES, texts)
 
-    @contextmanager
-    def preparing(self) -> Iterator[None]:
+    def preparing(self) -> AbstractContextManager[object]:
         """Context around all work before the request is submitted."""
         if not self._is_recording:
-            yield
-            return
+            return nullcontext()
         span = self._tracer.span(names.GATEWAY_PREPARE, parent=telemetry.child_of(self._span))
-        with use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-            yield
+        return use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False)
 
     def submission(self) -> SubmissionSpans | None:
         """Submission spans under this one; None if it is not recorded."""

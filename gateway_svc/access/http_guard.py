@@ -1,5 +1,6 @@
 """Guard of the HTTP API: every path needs a known caller, except for the few listed here. An ASGI application."""
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.calls import Callers
@@ -21,19 +22,14 @@ class HttpGuard:
         """Guard one request. Other protocols (web sockets) are refused, since no route supports them."""
         if scope["type"] != "http":
             await send({"type": f"{scope['type']}.close"})
-        elif is_open(scope["path"]):
-            await self._app(scope, receive, send)
-        else:
-            await self._enter(scope, receive, send)
-
-    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            self._callers.of(headers).terms.count_call()
-        except QuireError as error:
-            await Reply(send).error(error)
-        else:
-            await self._app(scope, receive, send)
+            return
+        if not is_open(scope["path"]):
+            try:
+                self._callers.of(Headers(scope=scope)).terms.count_call()
+            except QuireError as error:
+                await Reply(send).error(error)
+                return
+        await self._app(scope, receive, send)
 
 
 def is_open(path: str) -> bool:

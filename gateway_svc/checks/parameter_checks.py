@@ -101,10 +101,10 @@ def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: V
     found.add_unknown_ids(stop.stop_token_ids, "stop.stop_token_ids", limits)
 
 
-def check_structured(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:
-    """Check the structured output against the stop conditions. Whether it compiles is checked in `wording`."""
+def check_ignored_end(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:
+    """Check that a request which ignores end-of-sequence tokens has no structured output."""
     kind = request.WhichOneof("structured_output")
-    if kind is not None and request.stop.ignore_eos:
+    if kind is not None:
         found.add(
             "stop.ignore_eos",
             f"is true beside structured_output.{kind}: an output that matches ends with an end-of-sequence token, and nothing can "
@@ -122,7 +122,8 @@ def check_surroundings(request: _Surrounded, found: Violations) -> None:
         found.add("scheduling.on_deadline", f"is {on_deadline}, which is no OnDeadline")
     if len(request.cache.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
         found.add("cache.cache_salt", f"is longer than {MAX_CACHE_SALT_BYTES} bytes")
-    _check_labels(request.labels, found)
+    if request.labels:
+        _check_labels(request.labels, found)
 
 
 def _check_labels(labels: Mapping[str, str], found: Violations) -> None:

@@ -44,21 +44,18 @@ def num_choices(sampling: pb.SamplingParams) -> int:
     return sampling.n if sampling.HasField("n") else 1
 
 
-def num_sequences(sampling: pb.SamplingParams) -> int:
-    """Number of sequences generated: `best_of`, or the number of choices."""
-    return sampling.best_of if sampling.HasField("best_of") else num_choices(sampling)
-
-
 def is_ranked(sampling: pb.SamplingParams) -> bool:
     """True if the choices are known only when all sequences have ended."""
-    return sampling.HasField("beam") or num_sequences(sampling) > num_choices(sampling)
+    return sampling.HasField("beam") or sampling.best_of > num_choices(sampling)
 
 
 def check_sampling(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, found: Violations) -> None:
     """Check everything in SamplingParams."""
     _check_shape(sampling, found)
-    _check_choices(sampling, found)
-    _check_tokens(sampling, limits, found)
+    if sampling.HasField("n") or sampling.HasField("best_of"):
+        _check_choices(sampling, found)
+    if sampling.logit_bias or sampling.allowed_token_ids:
+        _check_tokens(sampling, limits, found)
     for i, word in enumerate(sampling.bad_words[:MAX_BAD_WORDS]):
         good = word.strip() and len(word) <= MAX_BAD_WORD_CHARS
         if not good:
@@ -79,9 +76,9 @@ def check_response(response: pb.ResponseOptions, found: Violations) -> None:
 
 
 def check_prompt_logprobs(response: pb.ResponseOptions, num_tokens: int) -> None:
-    """Raise InvalidArgument if the logprobs of a prompt of `num_tokens` are too many for one message."""
+    """Raise InvalidArgument if the requested logprobs of a prompt of `num_tokens` are too many for one message."""
     num_logprobs = num_tokens * (1 + response.num_prompt_logprobs)
-    if response.HasField("num_prompt_logprobs") and num_logprobs > MAX_PROMPT_LOGPROBS:
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
         raise InvalidArgument.field(
             "response.num_prompt_logprobs",
             f"is {response.num_prompt_logprobs}, which makes {num_logprobs} log probabilities for {num_tokens} tokens; at most "
@@ -108,7 +105,8 @@ def _check_shape(sampling: pb.SamplingParams, found: Violations) -> None:
 
 
 def _check_choices(sampling: pb.SamplingParams, found: Violations) -> None:
-    n, best_of = num_choices(sampling), num_sequences(sampling)
+    n = num_choices(sampling)
+    best_of = sampling.best_of if sampling.HasField("best_of") else n
     if not 1 <= n <= MAX_CHOICES:
         found.add("sampling.n", f"is {n}; must lie between 1 and {MAX_CHOICES}")
     elif not n <= best_of <= MAX_CHOICES:

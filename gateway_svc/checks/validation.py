@@ -18,10 +18,10 @@ from gateway_svc.checks import sampling_checks
 from gateway_svc.checks.first_token import check_first_token
 from gateway_svc.checks.parameter_checks import (
     check_embed_inputs,
+    check_ignored_end,
     check_messages,
     check_prompt,
     check_stop,
-    check_structured,
     check_surroundings,
 )
 from gateway_svc.checks.tool_checks import check_tools
@@ -130,9 +130,11 @@ def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> Non
     else:
         check_prompt(request, limits, found)
     sampling_checks.check_sampling(request.sampling, limits, found)
-    sampling_checks.check_response(request.response, found)
+    if request.HasField("response"):
+        sampling_checks.check_response(request.response, found)
     check_stop(request.stop, limits, found, is_ranked=sampling_checks.is_ranked(request.sampling))
-    check_structured(request, found)
+    if request.stop.ignore_eos:
+        check_ignored_end(request, found)
     check_surroundings(request, found)
     found.raise_if_any()
 
@@ -194,7 +196,8 @@ def resolve(
         field = "messages" if isinstance(request, inference_pb2.ChatRequest) else request.WhichOneof("prompt")
         raise InvalidArgument.field(field or "prompt", "has no tokens; send at least one")
     check_prompt_length(len(prompt_token_ids), limits)
-    sampling_checks.check_prompt_logprobs(request.response, len(prompt_token_ids))
+    if request.response.HasField("num_prompt_logprobs"):
+        sampling_checks.check_prompt_logprobs(request.response, len(prompt_token_ids))
     sampling = _resolved_sampling(request, limits, defaults)
     sampling.seed = request.sampling.seed if request.sampling.HasField("seed") else draw_seed()
     if request.sampling.bad_words:
@@ -203,6 +206,7 @@ def resolve(
         sampling.grammar.CopyFrom(grammar)
     stop = _resolved_stop(request.stop, limits.max_model_len - len(prompt_token_ids))
     check_first_token(sampling, stop, limits, wording)
+    num_choices = sampling_checks.num_choices(request.sampling)
     return ResolvedRequest(
         prompt_token_ids=list(prompt_token_ids),
         sampling=sampling,
@@ -212,9 +216,9 @@ def resolve(
         cache_salt=request.cache.cache_salt,
         no_cache_reuse=request.cache.no_reuse,
         labels=dict(request.labels),
-        num_choices=sampling_checks.num_choices(request.sampling),
-        best_of=sampling_checks.num_sequences(request.sampling),
-        beam=_beam(request.sampling),
+        num_choices=num_choices,
+        best_of=request.sampling.best_of or num_choices,
+        beam=_beam(request.sampling.beam) if request.sampling.HasField("beam") else None,
         returns_partial=request.scheduling.on_deadline == inference_pb2.ON_DEADLINE_RETURN_PARTIAL,
         resumable=request.resumable,
         include_stop=request.stop.include_in_output,
@@ -267,53 +271,44 @@ def _value(config: Mapping[str, Any], name: str, default: float) -> Any:
     return default if value is None else value
 
 
-def _given(message: Message, name: str, default: Any) -> Any:
-    return getattr(message, name) if message.HasField(name) else default
-
-
 def _resolved_sampling(
     request: AnyRequest, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
 ) -> common_pb2.ResolvedSampling:
     asked, response = request.sampling, request.response
-    biases = sorted(asked.logit_bias.items())
-    num_prompt_logprobs = min(response.num_prompt_logprobs, limits.vocab_size)
-    return common_pb2.ResolvedSampling(
-        **_shape(asked, limits, defaults),
-        repetition_penalty=_given(asked, "repetition_penalty", defaults.repetition_penalty),
+    given = {field.name: value for field, value in asked.ListFields()}
+    resolved = common_pb2.ResolvedSampling(
+        temperature=given.get("temperature", defaults.temperature),
+        top_p=given.get("top_p", defaults.top_p),
+        top_k=min(given.get("top_k", defaults.top_k), limits.vocab_size),
+        min_p=given.get("min_p", defaults.min_p),
+        repetition_penalty=given.get("repetition_penalty", defaults.repetition_penalty),
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
-        logit_bias_ids=wire_arrays.pack([token_id for token_id, _ in biases]),
-        logit_biases=wire_arrays.pack([bias for _, bias in biases], wire_arrays.F32),
-        allowed_token_ids=wire_arrays.pack(sorted(set(asked.allowed_token_ids))),
         logprobs=response.logprobs or response.num_top_logprobs > 0,
         num_top_logprobs=min(response.num_top_logprobs, limits.vocab_size),
-        num_prompt_logprobs=num_prompt_logprobs if response.HasField("num_prompt_logprobs") else None,
+    )
+    if "beam" in given:  # A beam search uses the distribution unchanged.
+        resolved.temperature, resolved.top_p, resolved.top_k, resolved.min_p = 0.0, 1.0, 0, 0.0
+    if response.HasField("num_prompt_logprobs"):
+        resolved.num_prompt_logprobs = min(response.num_prompt_logprobs, limits.vocab_size)
+    if asked.logit_bias:
+        token_ids, biases = zip(*sorted(asked.logit_bias.items()), strict=True)
+        resolved.logit_bias_ids = wire_arrays.pack(token_ids)
+        resolved.logit_biases = wire_arrays.pack(biases, wire_arrays.F32)
+    if asked.allowed_token_ids:
+        resolved.allowed_token_ids = wire_arrays.pack(sorted(set(asked.allowed_token_ids)))
+    return resolved
+
+
+def _beam(beam: inference_pb2.BeamSearch) -> common_pb2.BeamRules:
+    return common_pb2.BeamRules(
+        length_penalty=beam.length_penalty if beam.HasField("length_penalty") else 1.0,
+        stop=beam.early_stopping or common_pb2.BEAM_STOP_WHEN_UNBEATABLE,
     )
 
 
-def _shape(
-    asked: inference_pb2.SamplingParams, limits: common_pb2.ModelLimits, defaults: SamplingDefaults
-) -> dict[str, Any]:
-    """Parameters that reshape the distribution; a beam search uses it unchanged."""
-    if asked.HasField("beam"):
-        return {"temperature": 0.0, "top_p": 1.0}
-    return {
-        "temperature": _given(asked, "temperature", defaults.temperature),
-        "top_p": _given(asked, "top_p", defaults.top_p),
-        "top_k": min(_given(asked, "top_k", defaults.top_k), limits.vocab_size),
-        "min_p": _given(asked, "min_p", defaults.min_p),
-    }
-
-
-def _beam(asked: inference_pb2.SamplingParams) -> common_pb2.BeamRules | None:
-    if not asked.HasField("beam"):
-        return None
-    stop = asked.beam.early_stopping or common_pb2.BEAM_STOP_WHEN_UNBEATABLE
-    return common_pb2.BeamRules(length_penalty=_given(asked.beam, "length_penalty", 1.0), stop=stop)
-
-
 def _resolved_stop(stop: inference_pb2.StopConditions, room: int) -> common_pb2.StopRules:
-    max_tokens = min(_given(stop, "max_tokens", room), room)
+    max_tokens = min(stop.max_tokens, room) if stop.HasField("max_tokens") else room
     return common_pb2.StopRules(
         max_tokens=max_tokens,
         min_tokens=min(stop.min_tokens, max_tokens),

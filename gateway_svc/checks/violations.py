@@ -1,6 +1,7 @@
 """Collect the violations of a request, to report all at once. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from protos.common.v1 import common_pb2
 from svc_common.errors import FieldViolation, InvalidArgument
@@ -8,24 +9,24 @@ from svc_common.errors import FieldViolation, InvalidArgument
 MAX_VIOLATIONS = 16
 
 
+@dataclass(slots=True)
 class Violations:
     """Violations found so far in one request."""
 
-    def __init__(self) -> None:
-        self._found: list[FieldViolation] = []
+    _found: list[FieldViolation] = field(default_factory=list)
 
-    def add(self, field: str, description: str) -> None:
+    def add(self, name: str, description: str) -> None:
         """Add a violation; those after the first 16 are dropped."""
         if len(self._found) < MAX_VIOLATIONS:
-            self._found.append(FieldViolation(field, description))
+            self._found.append(FieldViolation(name, description))
 
-    def add_unknown_ids(self, token_ids: Sequence[int], field: str, limits: common_pb2.ModelLimits) -> None:
+    def add_unknown_ids(self, token_ids: Sequence[int], name: str, limits: common_pb2.ModelLimits) -> None:
         """Add a violation for the first id outside the vocabulary, if any."""
         if not token_ids or max(token_ids) < limits.vocab_size:
             return
         i = next(i for i, token_id in enumerate(token_ids) if token_id >= limits.vocab_size)
         self.add(
-            f"{field}[{i}]", f"is {token_ids[i]}, out of vocabulary: the model has {limits.vocab_size} tokens, from 0"
+            f"{name}[{i}]", f"is {token_ids[i]}, out of vocabulary: the model has {limits.vocab_size} tokens, from 0"
         )
 
     def raise_if_any(self) -> None:

@@ -5,6 +5,7 @@ read until it ends; the room is shared between tenants. Limits on the contents o
 `checks`.
 """
 
+from dataclasses import dataclass
 from types import TracebackType
 
 from gateway_svc.settings import GatewaySettings
@@ -50,7 +51,7 @@ class GatewayCapacity:
 
         `is_known`: the scheduler may have the request already, so a full queue does not refuse it.
         """
-        return CapacityLease(self, tenant, num_bytes, is_known=is_known)
+        return CapacityLease(self, tenant, num_bytes, is_known)
 
     def take(self, tenant: str, num_bytes: int, *, is_known: bool) -> None:
         """Count a request.
@@ -87,21 +88,19 @@ class GatewayCapacity:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class CapacityLease:
-    """Context manager that counts one request; entering it raises as `Admission.take` does."""
+    """Context manager that counts one request; entering it raises as `GatewayCapacity.take` does."""
 
-    __slots__ = ("_admission", "_is_known", "_num_bytes", "_tenant")
-
-    def __init__(self, admission: GatewayCapacity, tenant: str, num_bytes: int, *, is_known: bool) -> None:
-        self._admission = admission
-        self._tenant = tenant
-        self._num_bytes = num_bytes
-        self._is_known = is_known
+    capacity: GatewayCapacity
+    tenant: str
+    num_bytes: int
+    is_known: bool = False
 
     def __enter__(self) -> None:
-        self._admission.take(self._tenant, self._num_bytes, is_known=self._is_known)
+        self.capacity.take(self.tenant, self.num_bytes, is_known=self.is_known)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._admission.give_back(self._tenant, self._num_bytes)
+        self.capacity.give_back(self.tenant, self.num_bytes)

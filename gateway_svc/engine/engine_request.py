@@ -6,11 +6,12 @@ detected. The stream to the scheduler is in `scheduler_link`, detokenisation in 
 """
 
 import asyncio
-import contextlib
+import functools
 from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
+from gateway_svc.engine.request_update import Update
 from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.engine.token_runs import ChoiceTokens, committed_message
 from protos.common.v1 import common_pb2
@@ -31,46 +32,6 @@ It lets the scheduler, which has the last tokens and the account, end the reques
 
 
 @dataclass(slots=True)
-class ChoiceUpdate:
-    """New output of one choice: consecutive tokens, and the finish message if the choice ended.
-
-    `num_tokens`: length of the run. The run's token ids are filled in when the update is read, since the
-    request stores them anyway.
-    """
-
-    run: ChoiceTokens = field(default_factory=ChoiceTokens)
-    num_tokens: int = 0
-    finished: engine_pb2.Finished | None = None
-
-
-@dataclass(slots=True)
-class Update:
-    """New output of a request, with choices by number. A set `account` means that the request is over.
-
-    `num_bytes`: as in `EngineRequest.num_unread_bytes`.
-    """
-
-    choices: dict[int, ChoiceUpdate] = field(default_factory=dict)
-    num_bytes: int = 0
-    started: engine_pb2.Started | None = None
-    prompt_logprobs: engine_pb2.PromptLogprobs | None = None
-    embedding: engine_pb2.Embedding | None = None
-    account: engine_pb2.RequestAccount | None = None
-
-    def choice(self, number: int) -> ChoiceUpdate:
-        """Return the update of a choice, creating it if needed."""
-        found = self.choices.get(number)
-        if found is None:
-            found = self.choices[number] = ChoiceUpdate()
-        return found
-
-    @property
-    def has_output(self) -> bool:
-        """True if the update holds output for the client."""
-        return bool(self.choices or self.prompt_logprobs or self.embedding)
-
-
-@dataclass(slots=True)
 class _Choice:
     """State of one choice.
 
@@ -79,7 +40,7 @@ class _Choice:
     is resumable with logprobs.
     """
 
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    token_ids: "array[int]" = field(default_factory=functools.partial(array, "i"))
     num_counting: int | None = None
     beside: ChoiceTokens | None = None
 
@@ -120,6 +81,7 @@ class EngineRequest:
         self.was_attached = False
         self.num_made: Sequence[int] = ()
         self._was_heard = False
+        self._has_news = False
         self._has_passed_over = False
         self.is_resyncing = False
         self._choices = self._new_choices()
@@ -213,7 +175,7 @@ class EngineRequest:
             self._choices = self._new_choices()
             self.returns_partial = self.frontend_state().partial_at_deadline
             self.is_attaching, self.was_attached = False, True
-        self._wake()
+        self._wake(has_news=self._has_news)
 
     def add_tokens(self, choice: int, run: ChoiceTokens) -> bool:
         """Add a run of tokens, dropping those already received. Returns False if tokens before the run are missing."""
@@ -335,8 +297,9 @@ class EngineRequest:
         self._error = self._error or error
         self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, *, has_news: bool = True) -> None:
         self._was_heard = True
+        self._has_news = has_news
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -353,21 +316,23 @@ class EngineRequest:
         if self._error is not None and not self._update.has_output:
             raise self._error
 
-    def _news(self, timeout_s: float | None) -> Awaitable[None]:
+    def _news(self, timeout_s: float | None) -> Awaitable[object]:
         """Wait until there is news, at most `timeout_s`."""
         self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter if timeout_s is None else _at_most(timeout_s, self._waiter)
+        # Not wait_for, which loses a cancel that arrives together with news (Python 3.11).
+        return self._waiter if timeout_s is None else asyncio.wait((self._waiter,), timeout=timeout_s)
 
     async def next(self, timeout_s: float | None = None) -> Update | None:
         """Return everything new, waiting for it if needed; None after `timeout_s` without news.
 
         Raises the error that ended the request.
         """
-        if not self._has_news():
+        if not self._has_news:
             await self._news(timeout_s)
-            if not self._has_news():
+            if not self._has_news:
                 return None
         update, self._update = self._update, Update()
+        self._has_news = self._error is not None
         if self._error is not None and not update.has_output:
             raise self._error
         for number, choice in update.choices.items():
@@ -375,11 +340,6 @@ class EngineRequest:
             choice.run.token_offset = len(known) - choice.num_tokens
             choice.run.token_ids = known[choice.run.token_offset :].tolist()
         return update
-
-    def _has_news(self) -> bool:
-        new = self._update
-        said = new.started or new.account or new.prompt_logprobs or new.embedding
-        return bool(new.choices or said or self._error)
 
     # --- to the scheduler --------------------------------------------------------------------------------------------
 
@@ -393,19 +353,12 @@ class EngineRequest:
         message.CopyFrom(self.submit)
         message.remaining_ns = max(1, self.deadline_ns - now - (_PARTIAL_LEAD_NS if self.returns_partial else 0))
         message.arrival_age_ns = now - self.arrival_ns
-        if self._was_accepted:
+        # A resumable request that the scheduler never answered may be one that another gateway submitted.
+        if self.was_sent and (self._was_heard or not self.submit.resumable):
             message.resubmitted = True
             message.committed.extend(self._committed())
         self._note_sent()
         return message
-
-    @property
-    def _was_accepted(self) -> bool:
-        """True if the scheduler may hold the request as submitted here.
-
-        A resumable request that the scheduler never answered may be one that another gateway submitted.
-        """
-        return self.was_sent and (self._was_heard or not self.submit.resumable)
 
     def submit_message_of_another_reader(self) -> engine_pb2.Submit:
         """Build the same request for a new reader at this gateway."""
@@ -438,10 +391,3 @@ class EngineRequest:
             for number, choice in enumerate(self._choices)
             if choice.num_counting is not None
         ]
-
-
-async def _at_most(timeout_s: float, news: asyncio.Future[None]) -> None:
-    # Not wait_for, which loses a cancel that arrives together with news (Python 3.11).
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await news

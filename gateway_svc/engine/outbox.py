@@ -12,7 +12,8 @@ MAX_SUBMIT_BYTES = 8 * 2**20
 class Outbox:
     """Queue of submits in arrival order, stops and cancels; `take` packs as many as fit into one message.
 
-    `said_goodbye`: the goodbye is in a message that was taken; nothing may follow it.
+    `filled`: set while there is something to send. `said_goodbye`: the goodbye is in a message that was taken; nothing may
+    follow it.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class Outbox:
         self._detaches: list[engine_pb2.Detach] = []
         self._goodbye = False
         self.said_goodbye = False
-        self._filled = asyncio.Event()
+        self.filled = asyncio.Event()
 
     def has_room(self, tenant: str, num_prompt_tokens: int, limit: Load) -> bool:
         """True if another request of that tenant may be queued. `limit`: queued requests and their prompt tokens."""
@@ -34,9 +35,10 @@ class Outbox:
         known = self._submits.get(request.handle)
         if known is not None:
             self._load.leave(request.submit.tenant, known[1])
-        self._submits[request.handle] = request, request.num_prompt_tokens
-        self._load.enter(request.submit.tenant, request.num_prompt_tokens)
-        self._filled.set()
+        num_prompt_tokens = request.num_prompt_tokens
+        self._submits[request.handle] = request, num_prompt_tokens
+        self._load.enter(request.submit.tenant, num_prompt_tokens)
+        self.filled.set()
 
     def withdraw(self, request: EngineRequest) -> None:
         """Remove a request from the queue; no-op if it is not queued."""
@@ -51,22 +53,22 @@ class Outbox:
     def stop(self, stopped: engine_pb2.Stopped) -> None:
         """Queue the message that a choice ended at a stop string."""
         self._stops.append(stopped)
-        self._filled.set()
+        self.filled.set()
 
     def cancel(self, cancel: engine_pb2.Cancel) -> None:
         """Queue the cancellation of a request."""
         self._cancels.append(cancel)
-        self._filled.set()
+        self.filled.set()
 
     def detach(self, handle: int) -> None:
         """Queue the message that the reader of a resumable request disconnected."""
         self._detaches.append(engine_pb2.Detach(handle=handle))
-        self._filled.set()
+        self.filled.set()
 
     def say_goodbye(self) -> None:
         """Queue the message that this gateway shuts down."""
         self._goodbye = True
-        self._filled.set()
+        self.filled.set()
 
     @property
     def detached(self) -> set[int]:
@@ -79,10 +81,6 @@ class Outbox:
         self._cancels.clear()
         self._detaches.clear()
 
-    async def wait(self) -> None:
-        """Wait until there is something to send."""
-        await self._filled.wait()
-
     def take(self) -> engine_pb2.FrontendMessage:
         """Take everything queued as one message; submits beyond 8 MiB of prompts wait for the next."""
         message = engine_pb2.FrontendMessage(stops=self._stops, cancels=self._cancels, detaches=self._detaches)
@@ -93,12 +91,13 @@ class Outbox:
             if request.is_attaching:
                 message.attaches.append(request.attach_message())
                 continue
+            if request.was_sent:
+                message.stops.extend(request.stops())
             submit = request.submit_message()
             size += len(submit.token_ids)
             message.submits.append(submit)
-            message.stops.extend(request.stops())
         if not self._submits:
-            self._filled.clear()
+            self.filled.clear()
             if self._goodbye:
                 message.goodbye.SetInParent()
                 self.said_goodbye = True

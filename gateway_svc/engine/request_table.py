@@ -54,7 +54,8 @@ class RequestTable:
         A resumable request that is read here already moves to the new reader. Raises AlreadyExists for any
         other id that is live here.
         """
-        former = self._by_id.get((submit.tenant, submit.request_id))
+        key = submit.tenant, submit.request_id
+        former = self._by_id.get(key)
         if former is not None:
             check_may_take_over(former, submit, is_attaching=is_attaching)
             self._lose(former)
@@ -66,7 +67,7 @@ class RequestTable:
         )
         request.arrival_ns = request.arrival_ns if former is None else former.arrival_ns
         self._by_handle[submit.handle] = request
-        self._by_id[request.key] = request
+        self._by_id[key] = request
         delay_s = max(0.0, (deadline_ns - monotonic_ns()) / NS_PER_S)
         self._timers[submit.handle] = asyncio.get_running_loop().call_later(delay_s, self._expire, request)
         return request

@@ -209,7 +209,7 @@ class SchedulerLink:
 
     async def _write_all(self, stream: grpc.aio.StreamStreamCall) -> None:
         while not self._outbox.said_goodbye:
-            await self._outbox.wait()
+            await self._outbox.filled.wait()
             await stream.write(self._outbox.take())
         await stream.done_writing()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.engine.engine_request import ChoiceUpdate
+from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.text.detokenizer import TextSegment
 from gateway_svc.text.parts import CONTENT, REASONING, AnswerPart, PartKind

@@ -7,11 +7,11 @@ calls), PromptLogprobs if requested, one Finished per choice, and exactly one Us
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway_svc.engine.engine_request import ChoiceUpdate, EngineRequest, Update
+from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.engine.request_update import ChoiceUpdate, Update
 from gateway_svc.engine.token_runs import public_prompt_logprobs
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
-from gateway_svc.generating.resuming import started_of
 from gateway_svc.text.text_stream import TextStream
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
@@ -78,8 +78,14 @@ class Generation:
 
     @property
     def started(self) -> inference_pb2.Started:
-        """First event of the stream."""
-        return started_of(self._request, self.model)
+        """First event for any reader, the original one or a later one."""
+        submit = self._request.submit
+        return inference_pb2.Started(
+            request_id=submit.request_id,
+            effective_seed=submit.sampling.seed,
+            model=self.model,
+            max_tokens=submit.stop.max_tokens,
+        )
 
     @property
     def num_choices(self) -> int:
@@ -110,7 +116,8 @@ class Generation:
         events: list[Event] = []
         while not events:
             update = await self._request.next(self._patience())
-            events = [] if self._has_begun else self._begun()
+            events = [] if self._has_begun else [self.started]
+            self._has_begun = True
             if update is not None:
                 events += self._events_of(update)
             elif self._is_complete:
@@ -128,10 +135,6 @@ class Generation:
         if not self._has_begun:
             return STARTED_GRACE_S
         return None if self._num_open else STOPPED_ACCOUNT_S
-
-    def _begun(self) -> list[Event]:
-        self._has_begun = True
-        return [self.started]
 
     def _events_of(self, update: Update) -> list[Event]:
         events: list[Event] = []

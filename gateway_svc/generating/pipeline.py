@@ -6,6 +6,7 @@ Events then come from `Generation`.
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -182,24 +183,22 @@ class GenerationPipeline:
         return await off_loop_if_long(len(token_ids), model.text.decode, token_ids)
 
 
+@dataclass(frozen=True, slots=True)
 class Submitted:
     """Context manager of a submitted or resumed request: on exit, settles its permit and releases it, once."""
 
-    __slots__ = ("_permit", "_request", "_requests")
-
-    def __init__(self, request: EngineRequest, requests: RequestTable, permit: Permit) -> None:
-        self._request = request
-        self._requests = requests
-        self._permit = permit
+    request: EngineRequest
+    requests: RequestTable
+    permit: Permit
 
     def __enter__(self) -> EngineRequest:
-        return self._request
+        return self.request
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._permit.settle(self._request)
-        self._requests.release(self._request)
+        self.permit.settle(self.request)
+        self.requests.release(self.request)
 
 
 def _state_of(resolved: ResolvedRequest, model: ServedModel) -> engine_pb2.FrontendState:

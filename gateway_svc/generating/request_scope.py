@@ -7,6 +7,7 @@ wrappers around each part, about a kilobyte per stream.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -14,13 +15,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@dataclass(slots=True)
 class RequestScope:
     """Stack of entered context managers."""
 
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: list[AbstractContextManager[object]] = []
+    _parts: list[AbstractContextManager[object]] = field(default_factory=list)
 
     def enter(self, part: AbstractContextManager[T]) -> T:
         """Enter `part`; `leave` exits it with the others."""
@@ -37,6 +36,7 @@ class RequestScope:
                 self.leave(error)
 
 
+@dataclass(slots=True)
 class Running(Generic[R]):
     """Asynchronous context of a request.
 
@@ -44,14 +44,11 @@ class Running(Generic[R]):
     entered is released as soon as the context ends, also on an error or a cancel, and if `begin` fails.
     """
 
-    __slots__ = ("_begin", "_scope")
-
-    def __init__(self, begin: Callable[[RequestScope], Awaitable[R]]) -> None:
-        self._begin: Callable[[RequestScope], Awaitable[R]] | None = begin
-        self._scope = RequestScope()
+    begin: Callable[[RequestScope], Awaitable[R]] | None
+    _scope: RequestScope = field(default_factory=RequestScope)
 
     async def __aenter__(self) -> R:
-        begin, self._begin = self._begin, None
+        begin, self.begin = self.begin, None
         assert begin is not None, "entered twice"
         try:
             return await begin(self._scope)

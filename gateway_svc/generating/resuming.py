@@ -1,4 +1,4 @@
-"""Resuming a request: its first event, and the tokens that each reader already has. Pure.
+"""Resuming a request: the tokens that each reader already has. Pure.
 
 Text is a function of tokens. A later reader, at any gateway, therefore processes all tokens of a choice from
 the first and gets events only for those after its own position (`choice_events`). Attaching at the scheduler
@@ -10,16 +10,6 @@ from collections.abc import Sequence
 from gateway_svc.engine.engine_request import EngineRequest
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
-
-
-def started_of(request: EngineRequest, model: str) -> inference_pb2.Started:
-    """First event for any reader, the original one or a later one."""
-    return inference_pb2.Started(
-        request_id=request.request_id,
-        effective_seed=request.submit.sampling.seed,
-        model=model,
-        max_tokens=request.submit.stop.max_tokens,
-    )
 
 
 def num_delivered(request: EngineRequest, positions: Sequence[inference_pb2.ChoicePosition]) -> list[int]:

@@ -117,13 +117,6 @@ def _children(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def set_given(message: Any, **fields: Any) -> None:
-    """Set the fields that are not None."""
-    for name, value in fields.items():
-        if value is not None:
-            setattr(message, name, value)
-
-
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
     """Convert the prompt field to a list of texts or token ids."""
     if isinstance(given, str):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, set_given
+from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 
@@ -37,14 +37,17 @@ class EmbeddingRequest(BaseModel):
 
     def message(self) -> pb.EmbedRequest:
         """Convert to an EmbedRequest."""
-        request = pb.EmbedRequest(model=self.model, pooling=_POOLINGS[self.pooling])
+        request = pb.EmbedRequest(
+            model=self.model,
+            pooling=_POOLINGS[self.pooling],
+            normalize=self.normalize,
+            scheduling=pb.Scheduling(priority=self.priority),
+        )
         for prompt in prompts_of(self.input):
             if isinstance(prompt, str):
                 request.inputs.add(text=prompt)
             else:
                 request.inputs.add(token_ids=pb.TokenIds(ids=prompt))
-        set_given(request, normalize=self.normalize)
-        set_given(request.scheduling, priority=self.priority)
         return request
 
     def answer(self, response: pb.EmbedResponse) -> dict[str, Any]:

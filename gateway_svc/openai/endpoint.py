@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Span
+from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -77,7 +78,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or report the error; on a disconnect the whole request ends at once."""
-        headers, reply = _headers(scope), Reply(send)
+        headers, reply = Headers(scope=scope), Reply(send)
         span = self._spans.server(f"{self._method} {self._route}", headers, self._attributes(scope))
         ended_by: Exception | None = None
         is_taken_in = False
@@ -137,7 +138,3 @@ def remaining_s(headers: Mapping[str, str]) -> float | None:
     if not (given.isascii() and given.isdigit() and len(given) <= _MAX_TIMEOUT_DIGITS and int(given) > 0):
         raise InvalidArgument.field(TIMEOUT_HEADER, "must be a whole number of milliseconds, at least 1")
     return int(given) / 1_000
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

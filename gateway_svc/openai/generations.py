@@ -60,11 +60,12 @@ class Generations:
         """
         request, messages = parse_request(self._cls, http.take_body())
         call = replace(call, stream=bool(request.stream))
-        await settle_roles(messages, call, self._catalog)
-        generations = [
-            await stack.enter_async_context(self._pipeline.generate(_part(call, i, len(messages)), message))
-            for i, message in enumerate(messages)
-        ]
+        generations = []
+        for i, message in enumerate(messages):
+            if isinstance(message, pb.ChatRequest):
+                await settle_roles(message, call, self._catalog)
+            part = call if len(messages) == 1 else _part(call, i)
+            generations.append(await stack.enter_async_context(self._pipeline.generate(part, message)))
         return self._answer(call, messages, generations, request.options()), generations, call.stream
 
     def _answer(
@@ -97,9 +98,9 @@ def _prompt(
     return Prompt(num_tokens, token_ids, text, awaits_logprobs=options.echo_logprobs)
 
 
-def _part(call: Call, index: int, num_parts: int) -> Call:
+def _part(call: Call, index: int) -> Call:
     """Call for one of several prompts, with a distinct request id."""
-    return call if num_parts == 1 else replace(call, request_id=f"{call.request_id}-{index}")
+    return replace(call, request_id=f"{call.request_id}-{index}")
 
 
 async def _stream(events_of: AsyncGenerator[tuple[int, list[Event]], None], answer: HttpAnswer, reply: Reply) -> None:

@@ -62,9 +62,9 @@ class TextRoutes:
 
     async def _conversation(self, body: bytes, call: Call) -> Sequence[int]:
         """Tokenise as a chat prompt; fields about the answer have no effect."""
-        _, messages = parse_request(ChatCompletionRequest, body)
-        await settle_roles(messages, call, self._catalog)
-        return await self._pipeline.prompt_token_ids(call, messages[0])
+        _, [message] = parse_request(ChatCompletionRequest, body)
+        await settle_roles(message, call, self._catalog)
+        return await self._pipeline.prompt_token_ids(call, message)
 
     async def detokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with the text of token ids, without special tokens."""

@@ -6,7 +6,7 @@ tokens.
 
 from collections.abc import Iterator
 
-from gateway_svc.engine.engine_request import ChoiceUpdate
+from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens, public_prompt_logprobs
 from gateway_svc.generating.choice_events import ChoiceEvent, ChoiceEvents
 from gateway_svc.generating.vectors import as_asked

@@ -155,7 +155,8 @@ class WaitingRoom:
     def _reopen(self, tenant: str) -> None:
         """After a request of `tenant` left: reopen for all once there is a margin, or for this tenant if it is below its share."""
         limit = self._limit
-        limit.add(-(limit.num_requests // _MARGIN_PARTS), -(limit.size // _MARGIN_PARTS))
+        limit.num_requests -= limit.num_requests // _MARGIN_PARTS
+        limit.size -= limit.size // _MARGIN_PARTS
         if self._load.total.fits(1, limit):
             self._closed.clear()
         elif tenant in self._closed and self._load.has_room(tenant, 1, limit):

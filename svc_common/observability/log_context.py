@@ -23,7 +23,7 @@ class LogContext:
         """Make the context from a tenant's name and a span, which may have no trace."""
         context = span.get_span_context()
         ids = (format_trace_id(context.trace_id), format_span_id(context.span_id)) if context.is_valid else ()
-        return cls(request_id, tenant_hash(tenant), *ids)
+        return cls(request_id, tenant_hash(tenant) if tenant else "", *ids)
 
     @classmethod
     def of_message(cls, *, request_id: str, tenant: str, traceparent: str) -> "LogContext":

@@ -117,8 +117,8 @@ def context_of(message: common_pb2.TraceContext | Mapping[str, str]) -> Context 
     if isinstance(message, common_pb2.TraceContext):
         carrier = {"traceparent": message.traceparent, "tracestate": message.tracestate}
     else:
-        carrier = {key: message[key] for key in ("traceparent", "tracestate") if key in message}
-    if not carrier.get("traceparent"):
+        carrier = {"traceparent": message.get("traceparent", ""), "tracestate": message.get("tracestate", "")}
+    if not carrier["traceparent"]:
         return None
     context = _PROPAGATOR.extract(carrier, Context())
     return context if trace.get_current_span(context).get_span_context().is_valid else None

@@ -52,19 +52,17 @@ class Output:
         self.calls[event.index]["function"]["arguments"] += event.arguments
 
 
+@dataclass(slots=True)
 class Prompt:
     """One prompt with results of its generation. `token_ids`, `text`: set if the answer shows them, else empty."""
 
-    def __init__(
-        self, num_tokens: int, token_ids: Sequence[int] = (), text: str = "", *, awaits_logprobs: bool = False
-    ) -> None:
-        self.num_tokens = num_tokens
-        self.token_ids = list(token_ids)
-        self.text = text
-        self.usage: pb.Usage | None = None
-        self.logprobs: pb.PromptLogprobs | None = None
-        self._awaits_logprobs = awaits_logprobs
-        self._held: list[Event] = []
+    num_tokens: int
+    token_ids: Sequence[int] = ()
+    text: str = ""
+    awaits_logprobs: bool = False
+    usage: pb.Usage | None = None
+    logprobs: pb.PromptLogprobs | None = None
+    _held: list[Event] = field(default_factory=list)
 
     @property
     def known_logprobs(self) -> pb.PromptLogprobs:
@@ -83,7 +81,7 @@ class Prompt:
                 self.logprobs = event
             elif not isinstance(event, pb.Started):
                 self._held.append(event)
-        if self._awaits_logprobs and self.logprobs is None and self.usage is None:
+        if self.awaits_logprobs and self.logprobs is None and self.usage is None:
             return []
         ready, self._held = self._held, []
         return ready

@@ -1,6 +1,7 @@
 """Format tokens with logprobs as entries of OpenAI's chat answers, and as vLLM's list for prompts. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -11,12 +12,12 @@ Json = dict[str, Any]
 _NO_TOPS = pb.TopLogprobs()
 
 
+@dataclass(frozen=True, slots=True)
 class TokenEntries:
     """Makes entries {token, logprob, bytes, top_logprobs}; `as_ids`: tokens are named "token_id:7" (vLLM)."""
 
-    def __init__(self, text: TextModel, *, as_ids: bool) -> None:
-        self._text = text
-        self._as_ids = as_ids
+    text: TextModel
+    as_ids: bool
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[pb.TopLogprobs]) -> list[Json]:
         """Make one entry per token; `tops`: one per token, or empty."""
@@ -35,8 +36,8 @@ class TokenEntries:
         return [self._entry(*pair) for pair in zip(top.token_ids, top.logprobs, strict=True)]
 
     def _entry(self, token_id: int, logprob: float | None) -> Json:
-        raw = self._text.token_bytes(token_id)
-        name = f"token_id:{token_id}" if self._as_ids else raw.decode(errors="replace")
+        raw = self.text.token_bytes(token_id)
+        name = f"token_id:{token_id}" if self.as_ids else raw.decode(errors="replace")
         return {"token": name, "logprob": logprob, "bytes": list(raw)}
 
     def vllm_prompt_logprobs(self, given: pb.PromptLogprobs | None) -> list[Json | None]:
@@ -57,5 +58,5 @@ class TokenEntries:
         return {str(t): self._with_rank(t, *found) for t, found in entry.items()}
 
     def _with_rank(self, token_id: int, logprob: float, rank: int | None) -> Json:
-        decoded = self._text.token_bytes(token_id).decode(errors="replace")
+        decoded = self.text.token_bytes(token_id).decode(errors="replace")
         return {"logprob": logprob, "rank": rank, "decoded_token": decoded}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway_svc.http.json_body import U32, json_text, refuse, set_given
+from gateway_svc.http.json_body import U32, json_text, refuse
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.requests.chat_messages import MAX_MESSAGES, ChatMessage, add_message
 from gateway_svc.openai.requests.chat_tools import MAX_TOOLS, ChatTool, ToolChoiceField, set_tools
@@ -56,15 +56,16 @@ class ChatCompletionRequest(GenerationFields):
             refuse("top_logprobs", "needs logprobs to be true")
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
-        request = pb.ChatRequest()
+        request = pb.ChatRequest(
+            response=pb.ResponseOptions(logprobs=self.logprobs or None, num_top_logprobs=self.top_logprobs or None),
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+        )
         for i, message in enumerate(self.chat_messages):
             add_message(request, i, message)
         self.fill(request)
-        set_given(request.response, logprobs=self.logprobs or None, num_top_logprobs=self.top_logprobs or None)
         set_tools(request, self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
-        set_given(request, add_generation_prompt=self.add_generation_prompt)
-        set_given(request, continue_final_message=self.continue_final_message)
-        set_given(request, add_special_tokens=self.add_special_tokens)
         if arguments := self._template_arguments():
             request.template_arguments_json = json_text(arguments, "chat_template_kwargs")
         return [request]

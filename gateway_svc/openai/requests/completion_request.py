@@ -7,7 +7,7 @@ only with echo; one token is then generated and discarded.
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from gateway_svc.http.json_body import Prompts, parse_body, prompts_of, refuse, set_given
+from gateway_svc.http.json_body import Prompts, parse_body, prompts_of, refuse
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.requests import foreign_fields
 from gateway_svc.openai.requests.fields import NEUTRAL, AnyRequests, GenerationFields, TopLogprobs
@@ -50,18 +50,14 @@ class CompletionRequest(GenerationFields):
         prompts = prompts_of(self.prompt)
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             refuse("prompt", f"has {len(prompts)} prompts; send 1 to {MAX_PROMPTS}")
-        return [self._message(prompt) for prompt in prompts]
+        return list(map(self._message, prompts))
 
     def _message(self, prompt: str | list[int]) -> pb.GenerateRequest:
-        request = pb.GenerateRequest()
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.token_ids.SetInParent()
-            request.token_ids.ids.extend(prompt)
+        is_text = isinstance(prompt, str)
+        request = pb.GenerateRequest(text=prompt) if is_text else pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
         self.fill(request)
         if self.logprobs is not None:
-            set_given(request.response, logprobs=True, num_top_logprobs=self.logprobs or None)
+            request.response.logprobs, request.response.num_top_logprobs = True, self.logprobs
         if self.echo:
             self._set_echo(request)
         return request

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway_svc.checks.parameter_checks import MAX_LABEL_BYTES, MAX_LABELS
 from gateway_svc.checks.sampling_checks import MAX_TOP_LOGPROBS
-from gateway_svc.http.json_body import I32, U32, Ids, Texts, refuse, set_given
+from gateway_svc.http.json_body import I32, U32, Ids, Texts, refuse
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
@@ -28,7 +28,10 @@ _EARLY_STOPPING: dict[bool | str | None, common_pb2.BeamStop] = {
 }
 MAX_KEY_BYTES = 64
 MAX_NAMED_KEYS = 8
-_ON_DEADLINE = {"fail": pb.ON_DEADLINE_FAIL, "return_partial": pb.ON_DEADLINE_RETURN_PARTIAL}
+_ON_DEADLINE: dict[str | None, pb.OnDeadline] = {
+    "fail": pb.ON_DEADLINE_FAIL,
+    "return_partial": pb.ON_DEADLINE_RETURN_PARTIAL,
+}
 
 
 def _bounded_tops(number: int) -> int:
@@ -131,39 +134,47 @@ class GenerationFields(BaseModel):
 
     def fill(self, request: pb.GenerateRequest | pb.ChatRequest) -> None:
         """Fill in all but prompt, structured output and output logprobs; absent fields stay absent."""
-        request.model = self.model
+        self._check_together()
+        given = type(request)(
+            model=self.model,
+            sampling=self._sampling(),
+            stop=pb.StopConditions(
+                max_tokens=self.max_tokens,
+                min_tokens=self.min_tokens,
+                ignore_eos=self.ignore_eos,
+                include_in_output=self.include_stop_str_in_output,
+                stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop,
+                stop_token_ids=self.stop_token_ids,
+            ),
+            # vLLM's -1 is 0 here: as many tokens as fit.
+            truncate_prompt_tokens=0 if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens,
+            resumable=self.resumable,
+            response=pb.ResponseOptions(
+                num_prompt_logprobs=self.prompt_logprobs,
+                special_tokens=None if self.skip_special_tokens is None else not self.skip_special_tokens,
+            ),
+            scheduling=pb.Scheduling(priority=self.priority, on_deadline=_ON_DEADLINE.get(self.on_deadline)),
+            cache=pb.CacheOptions(cache_salt=self.cache_salt),
+            labels=_labels(self.metadata) if self.metadata else None,
+        )
+        request.MergeFrom(given)
+
+    def _check_together(self) -> None:
+        """Refuse fields that do not go with others."""
         if self.stream_options is not None and not self.stream:
             raise InvalidArgument.field("stream_options", "is for streams alone; send stream=true, or leave it out")
-        self._fill_sampling(request.sampling)
-        if self.use_beam_search:
-            self._fill_beam(request.sampling.beam)
-        elif self.length_penalty not in (None, 1) or self.early_stopping is not None:
+        if not self.use_beam_search and (self.length_penalty not in (None, 1) or self.early_stopping is not None):
             refuse("length_penalty", "and early_stopping need use_beam_search")
-        set_given(
-            request.stop,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            include_in_output=self.include_stop_str_in_output,
-        )
-        kept = _kept_tokens(self.truncate_prompt_tokens)
-        set_given(request, truncate_prompt_tokens=kept, resumable=self.resumable)
-        request.stop.stop_strings.extend([self.stop] if isinstance(self.stop, str) else self.stop or [])
-        request.stop.stop_token_ids.extend(self.stop_token_ids or [])
+        if self.truncate_prompt_tokens == 0:
+            refuse(
+                "truncate_prompt_tokens",
+                "is 0, which leaves no prompt; send at least 1, or -1 for as many tokens as fit",
+            )
         if self.stream and self.prompt_logprobs is not None:
             refuse("prompt_logprobs", "is not available in a stream; send stream=false, or use the gRPC API")
-        special_tokens = None if self.skip_special_tokens is None else not self.skip_special_tokens
-        set_given(request.response, num_prompt_logprobs=self.prompt_logprobs, special_tokens=special_tokens)
-        set_given(request.scheduling, priority=self.priority)
-        if self.on_deadline is not None:
-            request.scheduling.on_deadline = _ON_DEADLINE[self.on_deadline]
-        set_given(request.cache, cache_salt=self.cache_salt)
-        if self.metadata:
-            request.labels.update(_labels(self.metadata))
 
-    def _fill_sampling(self, sampling: pb.SamplingParams) -> None:
-        set_given(
-            sampling,
+    def _sampling(self) -> pb.SamplingParams:
+        return pb.SamplingParams(
             n=self.n,
             best_of=self.best_of,
             temperature=self.temperature,
@@ -174,25 +185,14 @@ class GenerationFields(BaseModel):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
+            logit_bias=_by_token(self.logit_bias) if self.logit_bias else None,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
+            beam=self._beam() if self.use_beam_search else None,
         )
-        if self.logit_bias:
-            sampling.logit_bias.update(_by_token(self.logit_bias))
-        sampling.allowed_token_ids.extend(self.allowed_token_ids or [])
-        sampling.bad_words.extend(self.bad_words or [])
 
-    def _fill_beam(self, beam: pb.BeamSearch) -> None:
-        beam.SetInParent()
-        set_given(beam, length_penalty=self.length_penalty)
-        beam.early_stopping = _EARLY_STOPPING[self.early_stopping]
-
-
-def _kept_tokens(given: int | None) -> int | None:
-    """Convert vLLM's -1 (as many as fit) to 0."""
-    if given == 0:
-        refuse(
-            "truncate_prompt_tokens", "is 0, which leaves no prompt; send at least 1, or -1 for as many tokens as fit"
-        )
-    return 0 if given == -1 else given
+    def _beam(self) -> pb.BeamSearch:
+        return pb.BeamSearch(length_penalty=self.length_penalty, early_stopping=_EARLY_STOPPING[self.early_stopping])
 
 
 def _by_token(biases: dict[str, float]) -> dict[int, float]:

@@ -99,9 +99,9 @@ INSTEAD: Mapping[str, str] = {name: instead for name, (_, instead) in _REFUSED.i
 
 def translated(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace fields by their equivalents. Raises InvalidArgument if both are given and differ."""
-    theirs = {name: fields[name] for name in SAME_AS if fields.get(name) is not None}
-    if not theirs:
+    if SAME_AS.keys().isdisjoint(fields):
         return fields
+    theirs = {name: fields[name] for name in SAME_AS if fields.get(name) is not None}
     ours = {name: value for name, value in fields.items() if name not in SAME_AS}
     for name, value in theirs.items():
         if value in _UNBOUNDED.get(name, ()):

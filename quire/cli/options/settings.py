@@ -96,7 +96,7 @@ def _size_unit(name: str) -> int:
 
 def _plain_type(annotation: Any) -> type:
     """int of `Annotated[int, ...] | None`, str of a Literal."""
-    if isinstance(annotation, types.UnionType):
+    if types.NoneType in typing.get_args(annotation):
         annotation = next(part for part in typing.get_args(annotation) if part is not types.NoneType)
     if typing.get_origin(annotation) is typing.Literal:
         return str

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
-from gateway_svc.engine.engine_request import ChoiceUpdate
+from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
 from gateway_svc.text.bundle import TextModel

@@ -123,7 +123,7 @@ async def test_many_prompts_go_in_several_messages() -> None:
     outbox.say_goodbye()
     messages = []
     while not outbox.said_goodbye:
-        await asyncio.wait_for(outbox.wait(), 1)
+        await asyncio.wait_for(outbox.filled.wait(), 1)
         messages.append(outbox.take())
     assert [submit.handle for message in messages for submit in message.submits] == list(range(1, 11))
     assert len(messages) > 1
