@@ -17,11 +17,6 @@ class Load:
         """True if one more request of that size stays within the limit."""
         return self.num_requests < limit.num_requests and self.size + size <= limit.size
 
-    def add(self, num_requests: int, size: int) -> None:
-        """Add to both counts; negative values subtract."""
-        self.num_requests += num_requests
-        self.size += size
-
     def part(self, num_parts: int) -> "Load":
         """One of so many equal parts, with at least one request."""
         return Load(max(1, self.num_requests // num_parts), self.size // num_parts)
@@ -42,15 +37,16 @@ class TenantLoad:
 
     def enter(self, tenant: str, size: int) -> None:
         """Add one request to a tenant's load."""
-        self._tenants.setdefault(tenant, Load()).add(1, size)
-        self.total.add(1, size)
+        for load in (self._tenants.setdefault(tenant, Load()), self.total):
+            load.num_requests += 1
+            load.size += size
 
     def leave(self, tenant: str, size: int) -> None:
         """Remove one request that was added."""
-        own = self._tenants[tenant]
-        own.add(-1, -size)
-        self.total.add(-1, -size)
-        if not own.num_requests:
+        for load in (self._tenants[tenant], self.total):
+            load.num_requests -= 1
+            load.size -= size
+        if not self._tenants[tenant].num_requests:
             del self._tenants[tenant]
 
     def has_room(self, tenant: str, size: int, limit: Load) -> bool:
