@@ -192,7 +192,7 @@ class Group:
     @property
     def is_finished(self) -> bool:
         """True if all its sequences have finished."""
-        return all(s.status.is_finished for s in self.sequences)
+        return not self.live
 
     @property
     def needs_result(self) -> bool:

@@ -74,7 +74,7 @@ def least_service_s(request: Request, costs: CostBook, *, num_cached_tokens: int
     It computes all its tokens but the cached ones, and takes one step per output token up to min_tokens. A stop
     may end it before max_tokens, so those do not count.
     """
-    sequence = request.groups[0].sequences[0]
-    num_tokens = sequence.num_tokens - num_cached_tokens
-    num_steps = max(1, request.stop.min_tokens - sequence.num_output_tokens)
-    return costs.now.compute_s(num_tokens + num_steps - 1) + num_steps * costs.now.step_s
+    sequence, now = request.groups[0].sequences[0], costs.now
+    num_tokens = len(sequence.token_ids)
+    num_steps = max(1, sequence.num_prompt_tokens + request.stop.min_tokens - num_tokens)
+    return (num_tokens - num_cached_tokens + num_steps - 1) * now.compute_token_s + num_steps * now.step_s
