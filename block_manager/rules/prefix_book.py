@@ -57,8 +57,7 @@ class PrefixBook:
         known: list[int] = []
         if self.enabled and not sequence.no_cache_reuse:
             known = self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
-        reserved = self._of_siblings(sequence, most)
-        return reserved if len(reserved) > len(known) else known
+        return max(known, self._of_siblings(sequence, most), key=len) if sequence.sibling_names else known
 
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
         """For each full block among the first `num_tokens` tokens the device block that caches the same contents,

@@ -17,6 +17,7 @@ MAX_BAD_WORDS = 2_048
 MAX_BAD_WORD_TOKENS = 1_024
 MAX_GRAMMAR_BYTES = 256 * 1_024
 _FINITE = "must be finite"
+_FEW_LOGPROBS = f"must be at most {MAX_TOP_LOGPROBS}"
 _SIZE = wire_arrays.I32.itemsize
 
 Check = tuple[str, bool, str]
@@ -27,7 +28,8 @@ def checks(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> lis
     """Checks of the fields that are set."""
     has_biases = bool(sampling.logit_bias_ids or sampling.logit_biases)
     return [
-        *_logprobs(sampling, num_prompt_tokens),
+        ("sampling.num_top_logprobs", sampling.num_top_logprobs <= MAX_TOP_LOGPROBS, _FEW_LOGPROBS),
+        *(_prompt_logprobs(sampling, num_prompt_tokens) if sampling.HasField("num_prompt_logprobs") else ()),
         ("sampling.min_p", math.isfinite(sampling.min_p), _FINITE),
         ("sampling.repetition_penalty", math.isfinite(sampling.repetition_penalty), _FINITE),
         ("sampling.presence_penalty", math.isfinite(sampling.presence_penalty), _FINITE),
@@ -41,13 +43,10 @@ def checks(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> lis
     ]
 
 
-def _logprobs(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
-    num_of_prompt = sampling.num_prompt_logprobs
-    most = f"must be at most {MAX_TOP_LOGPROBS}"
-    in_all = num_prompt_tokens * (1 + num_of_prompt) if sampling.HasField("num_prompt_logprobs") else 0
+def _prompt_logprobs(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
+    in_all = num_prompt_tokens * (1 + sampling.num_prompt_logprobs)
     return [
-        ("sampling.num_top_logprobs", sampling.num_top_logprobs <= MAX_TOP_LOGPROBS, most),
-        ("sampling.num_prompt_logprobs", num_of_prompt <= MAX_TOP_LOGPROBS, most),
+        ("sampling.num_prompt_logprobs", sampling.num_prompt_logprobs <= MAX_TOP_LOGPROBS, _FEW_LOGPROBS),
         (
             "sampling.num_prompt_logprobs",
             in_all <= MAX_PROMPT_LOGPROBS,

@@ -65,14 +65,17 @@ class FairQueue:
         if tenant not in self._queues:
             least = self._order[0][0] if self._order else self._least
             self.shares.lift(tenant, least - BURST_TOKENS)
-        self._queue_of(tenant).push(group)
+            self._queues[tenant] = queue_for(self._ordering)
+        self._queues[tenant].push(group)
         self._num_groups += 1
         self._rank(tenant)
 
     def push_front(self, group: Group) -> None:
         """Put a group back at the front of its tenant's queue."""
         tenant = group.request.tenant
-        self._queue_of(tenant).push_front(group)
+        if tenant not in self._queues:
+            self._queues[tenant] = queue_for(self._ordering)
+        self._queues[tenant].push_front(group)
         self._num_groups += 1
         self._rank(tenant)
 
@@ -152,12 +155,6 @@ class FairQueue:
         return [group for group in running if counts[group.request.tenant] > share]
 
     # --- internals ------------------------------------------------------------------------------------------------
-
-    def _queue_of(self, tenant: str) -> GroupQueue:
-        queue = self._queues.get(tenant)
-        if queue is None:
-            queue = self._queues[tenant] = queue_for(self._ordering)
-        return queue
 
     def _rank_again(self, tenant: str) -> None:
         if tenant in self._queues:
