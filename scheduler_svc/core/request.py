@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 
+MOST_CLASSES = 10
+"""Highest priority class, and with a minus sign the lowest."""
+
 
 class SequenceStatus(enum.IntEnum):
     """Status of a sequence; every value above SWAPPED is final."""
@@ -250,7 +253,7 @@ class Group:
 class Request:
     """A client's request as the core sees it.
 
-    - `priority`: lower = sooner.
+    - `priority`: lower = sooner. `priority_class`: the same, clamped to +-MOST_CLASSES.
     - `arrival_time`: seconds on the clock of `Scheduler.schedule`.
     - `n`: number of samples to return, of `best_of` generated (None: n).
     - `beam`: the samples are beams.
@@ -284,6 +287,7 @@ class Request:
     committed_counts: list[int] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
     num_samples: int = field(init=False)
+    priority_class: int = field(init=False)
     groups: list[Group] = field(init=False, default_factory=list)
     num_cached_tokens: int | None = None
     first_scheduled_time: float | None = None
@@ -291,6 +295,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_samples = self.n if self.best_of is None else self.best_of
+        self.priority_class = max(-MOST_CLASSES, min(MOST_CLASSES, self.priority))
         self.as_one_group()
 
     @property

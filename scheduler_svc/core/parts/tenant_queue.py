@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
-from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.parts.queues import GroupQueue, queue_for
 from scheduler_svc.core.parts.tenant_shares import TenantShares
@@ -177,7 +176,7 @@ class FairQueue:
 
     def _new_rank(self, tenant: str, head: Group) -> Rank:
         share = self.shares.of(tenant)
-        lead = CLASS_TOKENS * class_of(head.request) if self._ordering.sorts_waiting else 0
+        lead = CLASS_TOKENS * head.request.priority_class if self._ordering.sorts_waiting else 0
         return share.num_served + lead, share.last_turn, self._ordering.key(head), tenant
 
 

@@ -18,11 +18,11 @@ _TOKEN_FIELDS = ("prompt_token_ids", "committed")
 _OTHER_FIELDS = ("stop", "beam", *_TOKEN_FIELDS)
 PLAIN_FIELDS = tuple(f.name for f in fields(Request) if f.init and f.name not in _OTHER_FIELDS)
 """Fields of a request that are numbers, strings or None."""
-_STOP_SETS = ("eos_token_ids", "stop_token_ids")
-_STOP_VALUES = tuple(f.name for f in fields(StopRules) if f.name not in _STOP_SETS)
 plain_values = attrgetter(*PLAIN_FIELDS)
-"""The values of a request's `PLAIN_FIELDS`."""
-_stop_values = attrgetter(*_STOP_VALUES)
+"""Their values."""
+_STOP_SETS = ("eos_token_ids", "stop_token_ids")
+_STOP_FIELDS = tuple(f.name for f in fields(StopRules) if f.name not in _STOP_SETS)
+_stop_values = attrgetter(*_STOP_FIELDS)
 
 
 class Tokens(bytes):
@@ -69,7 +69,7 @@ class RequestRecord:
             values=dict(zip(PLAIN_FIELDS, plain_values(request), strict=True)),
             prompt=tokens(request.prompt_token_ids),
             committed=tokens(request.committed),
-            stop=dict(zip(_STOP_VALUES, _stop_values(rules), strict=True)),
+            stop=dict(zip(_STOP_FIELDS, _stop_values(rules), strict=True)),
             stop_sets=(tokens(sorted(rules.eos_token_ids)), tokens(sorted(rules.stop_token_ids))),
             beam=None if request.beam is None else asdict(request.beam),
         )
@@ -78,11 +78,6 @@ class RequestRecord:
     def num_tokens(self) -> int:
         """Prompt and committed tokens."""
         return (len(self.prompt) + len(self.committed)) // _I32.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        """Approximate size."""
-        return 600 + len(self.prompt) + len(self.committed)
 
     def request(self) -> Request:
         """A new request equal to the recorded one."""
