@@ -4,8 +4,9 @@ SHA-256 rather than Python's hash(): a tenant must not be able to construct a co
 """
 
 import hashlib
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 
@@ -40,9 +41,16 @@ class HashChain:
         """Hashes of at least the first `num_blocks` blocks, which must be full in `token_ids`. Returns the
         internal list.
         """
-        have = len(self._hashes)
+        have, size = len(self._hashes), self._block_size
         if num_blocks > have:
-            self._grow(token_ids[have * self._block_size : num_blocks * self._block_size])
+            data = little_endian(token_ids[have * size : num_blocks * size])
+            if self._rename is not None:
+                data = self._rename.tokens(data)
+            parent, sha256, add = self._parent, hashlib.sha256, self._hashes.append
+            for block in blocks_in(data, size):
+                parent = sha256(parent + block).digest()
+                add(parent)
+            self._parent = parent
         return self._hashes
 
     def block(self, index: int, data: bytes) -> bytes:
@@ -54,25 +62,15 @@ class HashChain:
             self._hashes.append(self._parent)
         return self._hashes[index]
 
-    def _grow(self, token_ids: Sequence[int]) -> None:
-        data = little_endian(token_ids)
-        if self._rename is not None:
-            data = self._rename.tokens(data)
-        parent, sha256, add = self._parent, hashlib.sha256, self._hashes.append
-        for block in blocks_in(data, self._block_size):
-            parent = sha256(parent + block).digest()
-            add(parent)
-        self._parent = parent
-
 
 def little_endian(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian int32, so that hashes are equal on every machine."""
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
-def blocks_in(data: bytes, block_size: int) -> list[bytes]:
+def blocks_in(data: bytes, block_size: int) -> Iterator[bytes]:
     """Split int32 [blocks, block_size] data into blocks."""
-    return [block for (block,) in struct.iter_unpack(f"{4 * block_size}s", data)]
+    return itertools.chain.from_iterable(struct.iter_unpack(f"{4 * block_size}s", data))
 
 
 def chain_salt(lora_id: int, cache_salt: str, rename: HashRename | None) -> str:

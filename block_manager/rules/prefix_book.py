@@ -54,9 +54,10 @@ class PrefixBook:
     def find(self, sequence: CachedSequence) -> list[int]:
         """Blocks of its longest cached prefix, leaving at least one token to compute."""
         most = (len(sequence.token_ids) - 1) // self._ledger.block_size
-        known = self._by_hash(sequence, most)
-        reserved = self._of_siblings(sequence, most)
-        return reserved if len(reserved) > len(known) else known
+        known: list[int] = []
+        if self.enabled and not sequence.no_cache_reuse:
+            known = self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
+        return max(known, self._of_siblings(sequence, most), key=len) if sequence.sibling_names else known
 
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
         """For each full block among the first `num_tokens` tokens the device block that caches the same contents,
@@ -157,11 +158,6 @@ class PrefixBook:
             salt = chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
             chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt, self._rename)
         return chain.upto(sequence.token_ids, num_blocks)
-
-    def _by_hash(self, sequence: CachedSequence, most: int) -> list[int]:
-        if not self.enabled or sequence.no_cache_reuse:
-            return []
-        return self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
 
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:
         """Full prompt blocks of an older sample of the same request, usable even if not registered."""

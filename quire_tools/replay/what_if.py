@@ -208,7 +208,8 @@ def _arrivals(
     """Requests that arrived after the start, and when their clients cancelled or a stop string ended them."""
     for event in rest:
         if isinstance(event, Added) and not event.refused:
-            request, visit = event.request.request(), visits[event.request.request_id]
+            request = event.request.request()
+            visit = visits[request.request_id]
             _bound([request], tokens)
             yield Arrival(event.at, request, leaves_at_s=visit.left_at, stop_string_at=visit.stop_string_at)
 

@@ -30,7 +30,7 @@ class RequestIntake:
         """
         if request.request_id in state.requests:
             raise AlreadyExists(f"request {request.request_id} is running already", reason="DUPLICATE_REQUEST")
-        num_tokens = max(sequence.num_tokens for sequence in request.sequences)
+        num_tokens = len(request.prompt_token_ids) + max(request.committed_counts, default=len(request.committed))
         if not num_tokens:
             raise InvalidArgument.field("prompt", "has no tokens")
         self._check_samples(request, state)
@@ -42,19 +42,19 @@ class RequestIntake:
 
     @staticmethod
     def _check_samples(request: Request, state: CoreState) -> None:
-        if not 1 <= request.n <= request.num_samples:
-            raise InvalidArgument.field("best_of", f"is {request.num_samples}, must be at least n = {request.n} >= 1")
-        if request.num_samples > state.limits.max_num_seqs:
+        num_samples, counts = request.num_samples, request.committed_counts
+        if not 1 <= request.n <= num_samples:
+            raise InvalidArgument.field("best_of", f"is {num_samples}, must be at least n = {request.n} >= 1")
+        if num_samples > state.limits.max_num_seqs:
             raise InvalidArgument.field(
-                "n", f"asks for {request.num_samples} samples; {state.limits.max_num_seqs} sequences can run at a time"
+                "n", f"asks for {num_samples} samples; {state.limits.max_num_seqs} sequences can run at a time"
             )
-        counts = request.committed_counts
-        if counts and (len(counts) != request.num_samples or sum(counts) != len(request.committed)):
+        if counts and (len(counts) != num_samples or sum(counts) != len(request.committed)):
             raise InvalidArgument.field(
                 "committed_counts", "must have one count for each sample, of all committed tokens"
             )
-        is_ranked = request.beam is not None or request.num_samples > request.n
-        if request.committed and (is_ranked or (request.num_samples > 1 and not counts)):
+        is_ranked = request.beam is not None or num_samples > request.n
+        if request.committed and (is_ranked or (num_samples > 1 and not counts)):
             raise InvalidArgument.field(
                 "committed", "must be empty for samples that are ranked: they start from the prompt"
             )

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 
+MOST_CLASSES = 10
+"""Highest priority class, and with a minus sign the lowest."""
+
 
 class SequenceStatus(enum.IntEnum):
     """Status of a sequence; every value above SWAPPED is final."""
@@ -192,7 +195,7 @@ class Group:
     @property
     def is_finished(self) -> bool:
         """True if all its sequences have finished."""
-        return all(s.status.is_finished for s in self.sequences)
+        return not self.live
 
     @property
     def needs_result(self) -> bool:
@@ -250,7 +253,7 @@ class Group:
 class Request:
     """A client's request as the core sees it.
 
-    - `priority`: lower = sooner.
+    - `priority`: lower = sooner. `priority_class`: the same, clamped to +-MOST_CLASSES.
     - `arrival_time`: seconds on the clock of `Scheduler.schedule`.
     - `n`: number of samples to return, of `best_of` generated (None: n).
     - `beam`: the samples are beams.
@@ -261,6 +264,7 @@ class Request:
     - `committed`: output tokens generated before this submission, sample after sample.
     - `committed_counts`: how many belong to each sample, empty = all to the first.
     - `over`: indexes of samples that had already ended.
+    - `num_samples`: sequences to generate: `best_of`, or `n` where that is None.
     - `deadline`: when the client stops waiting, seconds on the same clock, None = never.
     - `tenant`: key of the account that fair queueing charges; otherwise opaque.
     """
@@ -282,18 +286,17 @@ class Request:
     committed: list[int] = field(default_factory=list)
     committed_counts: list[int] = field(default_factory=list)
     over: list[int] = field(default_factory=list)
+    num_samples: int = field(init=False)
+    priority_class: int = field(init=False)
     groups: list[Group] = field(init=False, default_factory=list)
     num_cached_tokens: int | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
 
     def __post_init__(self) -> None:
+        self.num_samples = self.n if self.best_of is None else self.best_of
+        self.priority_class = max(-MOST_CLASSES, min(MOST_CLASSES, self.priority))
         self.as_one_group()
-
-    @property
-    def num_samples(self) -> int:
-        """Number of sequences to generate: `best_of`, or `n` where that is None."""
-        return self.n if self.best_of is None else self.best_of
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -316,7 +319,8 @@ class Request:
         """
         num_known = self.num_samples if self.committed_counts else 1
         group = Group(self, width=self.num_samples, num_indexes=num_known)
-        group.sequences += [self._sequence(group, index) for index in range(num_known)]
+        for index in range(num_known):
+            group.sequences.append(self._sequence(group, index))
         self.groups = [group]
 
     def as_samples(self) -> None:

@@ -116,10 +116,10 @@ class Scheduler:
         time.
         """
         self._intake.check(request, self._state)
-        self._state.journal.begin(self.step + 1, self._state.journal.now)
+        self._state.journal.step = self.step + 1
         self._state.requests[request.request_id] = request
         for group in request.groups:
-            if group.is_finished:
+            if not group.live:
                 continue
             group.place = QueueKind.WAITING
             self._state.num_wide += group.width > 1

@@ -97,7 +97,7 @@ class Frontend:
             self._book.refused(submit, error)
             self._refuse(submit.handle, error)
             return
-        self._bind(submit.handle, live, [len(tokens) for tokens in submission.committed])
+        self._bind(submit.handle, live, list(map(len, submission.committed)))
         if submission.resumable and not submission.resubmitted:
             self._confirm(submit.handle, live, is_known=known is not None)
 

@@ -1,6 +1,7 @@
 """The core in use: building it for the workers and the chosen policy, recording it, and changing its policy while it runs."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,6 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.workers.cache_agreement import CacheCounts, least
 from scheduler_svc.workers.link import OwnedStream
-from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class CoreKeeper:
             "epoch": owned[0].epoch,
             "max_under_way": None if self.overlaps and not core.has_worker_per_lane else 1,
         }
-        self.core = self._record_buffer.record(core, lambda: monotonic_ns() / NS_PER_S, about)
+        self.core = self._record_buffer.record(core, time.monotonic, about)
         self.core.step = step
         return self.core
 

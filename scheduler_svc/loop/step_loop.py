@@ -226,7 +226,8 @@ class StepLoop:
         self._alarm.within(self._seconds_to_deadline(self._at_most(at_most_s)))
         await self._book.wake.wait()
         self._book.wake.clear()
-        self._sweep()
+        if self._lanes.news.is_set():
+            self._sweep()
 
     def _at_most(self, seconds: float | None) -> float | None:
         """Cap a wait while one of several workers is away or busy, so that slow workers are noticed."""

@@ -98,8 +98,8 @@ class RequestBook:
         Raises AlreadyExists for a known (tenant, request id), DeadlineExceeded, and ResourceExhausted when
         the queue is full (never for resubmitted requests).
         """
-        now_ns = self._clock()
-        if submission.key in self._by_key:
+        now_ns, key = self._clock(), submission.key
+        if key in self._by_key:
             raise AlreadyExists(f"request {submission.request_id} exists already", reason="DUPLICATE_REQUEST")
         if submission.deadline_ns is not None and submission.deadline_ns <= now_ns:
             raise deadline_passed(was_started=False)
@@ -111,7 +111,7 @@ class RequestBook:
             time=Timeline(submission.arrival_ns),
             output=submission.new_output(),
         )
-        self._by_key[submission.key] = self._by_core_id[live.core_id] = live
+        self._by_key[key] = self._by_core_id[live.core_id] = live
         self.inputs.enter(live)
         self._room.enter(submission.tenant, len(submission.prompt))
         if submission.deadline_ns is not None:

@@ -4,6 +4,7 @@ The loop takes them between steps, so that the core never changes while a plan i
 """
 
 import asyncio
+from operator import attrgetter
 
 from scheduler_svc.requests.live_request import LiveRequest
 from scheduler_svc.requests.poison_requests import Suspects
@@ -70,7 +71,7 @@ class LoopInputs:
         """Pop pending requests in order of arrival, at most one suspect; the caller must call `entered` or `fail` for each."""
         if not self._pending:
             return []
-        taken = self.suspects.may_enter(sorted(self._pending.values(), key=lambda live: live.time.arrival_ns))
+        taken = self.suspects.may_enter(sorted(self._pending.values(), key=attrgetter("time.arrival_ns")))
         for live in taken:
             del self._pending[live.core_id]
         return taken

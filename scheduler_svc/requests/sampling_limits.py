@@ -6,7 +6,6 @@ import numpy as np
 
 from protos.common.v1 import common_pb2
 from svc_common import wire_arrays
-from svc_common.errors import FieldViolation
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 200_000
@@ -17,44 +16,43 @@ MAX_BAD_WORDS = 2_048
 """Token sequences; one word of the API becomes several."""
 MAX_BAD_WORD_TOKENS = 1_024
 MAX_GRAMMAR_BYTES = 256 * 1_024
+_FINITE = "must be finite"
+_FEW_LOGPROBS = f"must be at most {MAX_TOP_LOGPROBS}"
 _SIZE = wire_arrays.I32.itemsize
 
 Check = tuple[str, bool, str]
+"""Field, whether it is valid, and what is wrong if it is not."""
 
 
-def violations(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[FieldViolation]:
-    """One violation for each field beyond its limit."""
-    checks = [
-        *_logprobs(sampling, num_prompt_tokens),
-        *_penalties(sampling),
-        *_tokens(sampling),
+def checks(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
+    """Checks of the fields that are set."""
+    has_biases = bool(sampling.logit_bias_ids or sampling.logit_biases)
+    return [
+        ("sampling.num_top_logprobs", sampling.num_top_logprobs <= MAX_TOP_LOGPROBS, _FEW_LOGPROBS),
+        *(_prompt_logprobs(sampling, num_prompt_tokens) if sampling.HasField("num_prompt_logprobs") else ()),
+        ("sampling.min_p", math.isfinite(sampling.min_p), _FINITE),
+        ("sampling.repetition_penalty", math.isfinite(sampling.repetition_penalty), _FINITE),
+        ("sampling.presence_penalty", math.isfinite(sampling.presence_penalty), _FINITE),
+        ("sampling.frequency_penalty", math.isfinite(sampling.frequency_penalty), _FINITE),
+        *(_tokens(sampling) if has_biases or sampling.allowed_token_ids or sampling.bad_words else ()),
         (
             "sampling.grammar",
             len(sampling.grammar.text.encode()) <= MAX_GRAMMAR_BYTES,
             f"must have at most {MAX_GRAMMAR_BYTES} bytes",
         ),
     ]
-    return [FieldViolation(field, what) for field, good, what in checks if not good]
 
 
-def _logprobs(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
-    num_of_prompt = sampling.num_prompt_logprobs
-    most = f"must be at most {MAX_TOP_LOGPROBS}"
-    in_all = num_prompt_tokens * (1 + num_of_prompt) if sampling.HasField("num_prompt_logprobs") else 0
+def _prompt_logprobs(sampling: common_pb2.ResolvedSampling, num_prompt_tokens: int) -> list[Check]:
+    in_all = num_prompt_tokens * (1 + sampling.num_prompt_logprobs)
     return [
-        ("sampling.num_top_logprobs", sampling.num_top_logprobs <= MAX_TOP_LOGPROBS, most),
-        ("sampling.num_prompt_logprobs", num_of_prompt <= MAX_TOP_LOGPROBS, most),
+        ("sampling.num_prompt_logprobs", sampling.num_prompt_logprobs <= MAX_TOP_LOGPROBS, _FEW_LOGPROBS),
         (
             "sampling.num_prompt_logprobs",
             in_all <= MAX_PROMPT_LOGPROBS,
             f"makes {in_all} log probabilities; at most {MAX_PROMPT_LOGPROBS} are given",
         ),
     ]
-
-
-def _penalties(sampling: common_pb2.ResolvedSampling) -> list[Check]:
-    names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    return [(f"sampling.{name}", math.isfinite(getattr(sampling, name)), "must be finite") for name in names]
 
 
 def _tokens(sampling: common_pb2.ResolvedSampling) -> list[Check]:

@@ -3,6 +3,7 @@
 `parse` needs only the message; `to_core` checks what depends on the model, once a worker has reported it.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -72,11 +73,6 @@ class Submission:
         """Identity of the request: tenant and public id."""
         return self.tenant, self.request_id
 
-    @property
-    def is_ranked(self) -> bool:
-        """True if which sequences are the choices is known at the end only."""
-        return self.beam is not None or self.best_of > self.num_choices
-
     def row_sampling(self, limits: common_pb2.ModelLimits, adapter_id: int = 0) -> RowSampling:
         """Sampling of the request's rows for a model, which adds its EOS tokens to those banned below `min_tokens`."""
         sampling = replace(self.sampling, adapter_id=adapter_id) if adapter_id else self.sampling
@@ -94,7 +90,7 @@ class Submission:
         wants = {"logprobs": self.sampling.logprobs, "tops": self.num_top_logprobs > 0}
         for choice, tokens, extras in zip(choices, self.committed, self.committed_extras, strict=False):
             choice.extend(tokens.tolist(), extras, **wants)
-        output = ChoiceOutputs(choices, ranked=self.is_ranked)
+        output = ChoiceOutputs(choices, ranked=self.sampling.ranked)
         if self.num_prompt_logprobs is not None:
             output.prompt = PromptLogprobs.of(len(self.prompt), self.num_prompt_logprobs)
         return output
@@ -102,20 +98,24 @@ class Submission:
 
 def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     """Validate and convert a Submit. Raises InvalidArgument naming every wrong field."""
-    _refuse(_violations(submit))
+    wrong = [FieldViolation(field, what) for field, good, what in _checks(submit) if not good]
+    if wrong:
+        _refuse(wrong)
     prompt = wire_arrays.unpack(submit.token_ids, "token_ids", minimum=0)
     committed, extras = _committed(submit) if submit.committed else ([], [])
     if not len(prompt):
         _refuse([FieldViolation("token_ids", "has no tokens; a prompt needs at least one")])
+    num_choices = max(1, submit.num_choices)
+    best_of = max(num_choices, submit.best_of)
     return Submission(
         request_id=submit.request_id,
         tenant=submit.tenant,
         prompt=prompt,
         committed=committed,
-        sampling=_sampling(submit),
+        sampling=_sampling(submit, num_choices, best_of),
         stop=_stop_rules(submit.stop),
-        num_choices=max(1, submit.num_choices),
-        best_of=_best_of(submit),
+        num_choices=num_choices,
+        best_of=best_of,
         beam=_beam_rules(submit.beam) if submit.HasField("beam") else None,
         num_top_logprobs=submit.sampling.num_top_logprobs,
         num_prompt_logprobs=submit.sampling.num_prompt_logprobs
@@ -143,11 +143,15 @@ def to_core(
     Raises InvalidArgument or OutOfRange if the model cannot serve it. Ranked choices start from the prompt,
     since nothing of them was delivered.
     """
-    runs = [] if output.ranked else [choice.tokens for choice in output.choices]
-    tokens = [token for run in runs for token in run]
-    _check_vocabulary(submission.prompt, "token_ids", limits)
-    _check_vocabulary(np.asarray(tokens, dtype=wire_arrays.I32), "committed.token_ids", limits)
-    _check_length(submission, limits)
+    choices = [] if output.ranked else output.choices
+    runs = [choice.tokens for choice in choices]
+    tokens = list(itertools.chain.from_iterable(runs))
+    _check_vocabulary(int(submission.prompt.max()), "token_ids", limits)
+    if tokens:
+        _check_vocabulary(max(tokens), "committed.token_ids", limits)
+    longest = limits.max_model_len - 1
+    if len(submission.prompt) > longest:
+        _too_long(len(submission.prompt), longest)
     stop = submission.stop
     needs_states = submission.num_prompt_logprobs is not None or submission.sampling.task
     return Request(
@@ -171,20 +175,19 @@ def to_core(
         lora_id=lora_id,
         deadline=None if submission.deadline_ns is None else submission.deadline_ns / NS_PER_S,
         committed=tokens,
-        committed_counts=[len(run) for run in runs] if len(runs) > 1 and tokens else [],
-        over=[i for i, choice in enumerate(output.choices) if choice.ending is not None and not output.ranked],
+        committed_counts=list(map(len, runs)) if len(runs) > 1 and tokens else [],
+        over=[i for i, choice in enumerate(choices) if choice.ending is not None],
     )
 
 
-def _refuse(violations: list[FieldViolation]) -> None:
-    if violations:
-        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
-        raise InvalidArgument(text, reason="INVALID_FIELD", violations=violations)
+def _refuse(violations: list[FieldViolation]) -> NoReturn:
+    text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+    raise InvalidArgument(text, reason="INVALID_FIELD", violations=violations)
 
 
-def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
+def _checks(submit: engine_pb2.Submit) -> list[sampling_limits.Check]:
     sampling, stop = submit.sampling, submit.stop
-    checks = [
+    return [
         ("request_id", 0 < len(submit.request_id) <= MAX_ID_LENGTH, f"must have 1 to {MAX_ID_LENGTH} characters"),
         ("tenant", len(submit.tenant) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
         ("cache_salt", len(submit.cache_salt) <= MAX_ID_LENGTH, f"must have at most {MAX_ID_LENGTH} characters"),
@@ -198,7 +201,7 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
         ("beam.length_penalty", math.isfinite(submit.beam.length_penalty), "must be finite"),
         ("task", not (submit.task and (submit.best_of > 1 or submit.num_choices > 1)), "a vector has one choice"),
         ("sampling", submit.HasField("sampling"), "is missing"),
-        ("sampling.temperature", _at_least(sampling.temperature, 0), "must be a finite number, 0 or more"),
+        ("sampling.temperature", 0 <= sampling.temperature < math.inf, "must be a finite number, 0 or more"),
         ("sampling.top_p", not submit.HasField("sampling") or 0 < sampling.top_p <= 1, "must be above 0 and at most 1"),
         ("sampling.top_k", sampling.top_k < 2**31, "must be below 2^31"),
         ("remaining_ns", submit.remaining_ns <= MAX_AGE_NS, "must be at most a week"),
@@ -211,13 +214,8 @@ def _violations(submit: engine_pb2.Submit) -> list[FieldViolation]:
             len(stop.stop_token_ids) <= MAX_STOP_TOKENS,
             f"must have at most {MAX_STOP_TOKENS} ids",
         ),
+        *sampling_limits.checks(sampling, len(submit.token_ids) // wire_arrays.I32.itemsize),
     ]
-    found = [FieldViolation(field, what) for field, good, what in checks if not good]
-    return found + sampling_limits.violations(sampling, len(submit.token_ids) // wire_arrays.I32.itemsize)
-
-
-def _at_least(value: float, least: float) -> bool:
-    return math.isfinite(value) and value >= least
 
 
 def _for_later_readers(submit: engine_pb2.Submit) -> engine_pb2.Submit:
@@ -253,11 +251,7 @@ def _extras(committed: engine_pb2.CommittedTokens, num_tokens: int) -> TokenExtr
     return TokenExtras(logprobs.tolist(), tops)
 
 
-def _best_of(submit: engine_pb2.Submit) -> int:
-    return max(1, submit.num_choices, submit.best_of)
-
-
-def _sampling(submit: engine_pb2.Submit) -> RowSampling:
+def _sampling(submit: engine_pb2.Submit, num_choices: int, best_of: int) -> RowSampling:
     s, has_beam, stop = submit.sampling, submit.HasField("beam"), submit.stop
     ends = () if not stop.min_tokens else tuple(stop.stop_token_ids)
     return RowSampling(
@@ -270,8 +264,8 @@ def _sampling(submit: engine_pb2.Submit) -> RowSampling:
         options=rare_options(s),
         min_tokens=stop.min_tokens,
         end_ids=ends,
-        ranked=has_beam or _best_of(submit) > max(1, submit.num_choices),
-        num_candidates=_best_of(submit) if has_beam else 0,
+        ranked=has_beam or best_of > num_choices,
+        num_candidates=best_of if has_beam else 0,
         task=submit.task,
     )
 
@@ -300,18 +294,12 @@ def _stop_rules(stop: common_pb2.StopRules) -> StopRules:
     )
 
 
-def _check_vocabulary(ids: NDArray[np.int32], field: str, limits: common_pb2.ModelLimits) -> None:
-    if len(ids) and int(ids.max()) >= limits.vocab_size:
-        _refuse([FieldViolation(field, f"has id {int(ids.max())}; the vocabulary has {limits.vocab_size} entries")])
+def _check_vocabulary(highest: int, field: str, limits: common_pb2.ModelLimits) -> None:
+    if highest >= limits.vocab_size:
+        _refuse([FieldViolation(field, f"has id {highest}; the vocabulary has {limits.vocab_size} entries")])
 
 
-def _check_length(submission: Submission, limits: common_pb2.ModelLimits) -> None:
-    longest = limits.max_model_len - 1
-    if len(submission.prompt) > longest:
-        too_long(len(submission.prompt), longest)
-
-
-def too_long(num_tokens: int, longest: int) -> NoReturn:
+def _too_long(num_tokens: int, longest: int) -> NoReturn:
     """Raise OutOfRange with the limit; a too long prompt is never reported as a finish reason."""
     raise OutOfRange(
         f"the prompt has {num_tokens} tokens; the longest this model takes is {longest}: shorten the prompt",

@@ -93,13 +93,13 @@ class WaitingRoom:
     def enter(self, tenant: str, num_tokens: int) -> None:
         """Count a request with that many prompt tokens as waiting."""
         self._load.enter(tenant, num_tokens)
-        if self.num_requests == 1:
+        if self._load.total.num_requests == 1:
             self._drain.begin()
 
     def leave(self, tenant: str, num_tokens: int) -> None:
         """Count a request as waiting no more."""
         self._load.leave(tenant, num_tokens)
-        if not self.num_requests:
+        if not self._load.total.num_requests:
             self._drain.pause()
         if self._closed:
             self._reopen(tenant)
@@ -111,15 +111,15 @@ class WaitingRoom:
 
     def check(self, tenant: str, num_tokens: int, now_ns: int) -> None:
         """Raise ResourceExhausted with a retry time if there is no room. A tenant with nothing waiting may queue any prompt."""
-        if self._load.has_room(tenant, num_tokens, self._limit):
+        limit = self._limit
+        if self._load.has_room(tenant, num_tokens, limit):
             return
         if tenant not in self._closed:
             self._closed[tenant] = None
             self._tell()
-        limits = self._settings
         raise ResourceExhausted(
             f"{self.num_requests} requests with {self.num_tokens} prompt tokens are waiting; the queue takes "
-            f"{self._most_requests} requests and {limits.max_waiting_tokens} tokens: try again later",
+            f"{limit.num_requests} requests and {limit.size} tokens: try again later",
             reason="QUEUE_FULL",
             metadata={"waiting_requests": str(self.num_requests), "waiting_tokens": str(self.num_tokens)},
             retry_after_s=self.retry_after_s(now_ns),
@@ -141,16 +141,12 @@ class WaitingRoom:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     @property
-    def _most_requests(self) -> int:
-        """Most requests that may wait: the configured number, or fewer if fewer start within `max_waiting_s`."""
-        most, longest_s, rate = self._settings.max_waiting_requests, self._settings.max_waiting_s, self._drain.per_s
-        if longest_s is None or not rate:
-            return most
-        return max(1, min(most, int(longest_s * rate)))
-
-    @property
     def _limit(self) -> Load:
-        return Load(self._most_requests, self._settings.max_waiting_tokens)
+        """The configured limits, with fewer requests if fewer start within `max_waiting_s`."""
+        most, longest_s = self._settings.max_waiting_requests, self._settings.max_waiting_s
+        if longest_s is not None and (rate := self._drain.per_s):
+            most = max(1, min(most, int(longest_s * rate)))
+        return Load(most, self._settings.max_waiting_tokens)
 
     def _reopen(self, tenant: str) -> None:
         """After a request of `tenant` left: reopen for all once there is a margin, or for this tenant if it is below its share."""

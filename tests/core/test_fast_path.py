@@ -95,8 +95,8 @@ class Life:
             eos_token_ids=frozenset([EOS]),
             ignore_eos=self._rng.random() < 0.3,
         )
-        request = Request(f"r{self._count}", prompt, stop, float(self._count), self._rng.randint(0, 2))
-        request.n = self._rng.choice([1, 1, 1, 2])
+        priority, n = self._rng.randint(0, 2), self._rng.choice([1, 1, 1, 2])
+        request = Request(f"r{self._count}", prompt, stop, float(self._count), priority, n)
         self._count += 1
         if length <= self._core.state.cache.capacity_tokens:
             self._core.add(request)

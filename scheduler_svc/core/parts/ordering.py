@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Key
-from scheduler_svc.core.request import Group, Request
+from scheduler_svc.core.request import MOST_CLASSES, Group, Request
 
 
 class Fcfs:
@@ -25,13 +25,10 @@ class Priority:
         return (group.request.priority, group.request.arrival_time)
 
 
-MOST_CLASSES = 10
-
-
 class AgingPriority:
     """Priority with aging: order by the time at which a request should start.
 
-        start_by = arrival_time + patience_s * (1 + class), where class = priority, clamped to +-MOST_CLASSES
+        start_by = arrival_time + patience_s * (1 + class), where class = request.priority_class
         with a deadline: min(start_by, deadline - least service time), but no sooner than the top class would get
 
     So one class is worth `patience_s` of waiting, and a request with a tight deadline precedes those
@@ -52,7 +49,7 @@ class AgingPriority:
 
     def start_by(self, request: Request) -> float:
         """Time at which the request should start, in seconds; see the class."""
-        start_by = request.arrival_time + self._patience_s * (1 + class_of(request))
+        start_by = request.arrival_time + self._patience_s * (1 + request.priority_class)
         if request.deadline is None:
             return start_by
         latest = request.deadline - least_service_s(request, self._costs, num_cached_tokens=0)
@@ -60,12 +57,7 @@ class AgingPriority:
 
     def longest_overtaking_s(self, request: Request) -> float:
         """Maximum time by which another request may arrive later than this one and still be served before it."""
-        return self._patience_s * (class_of(request) + MOST_CLASSES)
-
-
-def class_of(request: Request) -> int:
-    """Priority class of a request: its priority, clamped to +-MOST_CLASSES."""
-    return max(-MOST_CLASSES, min(MOST_CLASSES, request.priority))
+        return self._patience_s * (request.priority_class + MOST_CLASSES)
 
 
 def least_service_s(request: Request, costs: CostBook, *, num_cached_tokens: int) -> float:
@@ -74,7 +66,7 @@ def least_service_s(request: Request, costs: CostBook, *, num_cached_tokens: int
     It computes all its tokens but the cached ones, and takes one step per output token up to min_tokens. A stop
     may end it before max_tokens, so those do not count.
     """
-    sequence = request.groups[0].sequences[0]
-    num_tokens = sequence.num_tokens - num_cached_tokens
-    num_steps = max(1, request.stop.min_tokens - sequence.num_output_tokens)
-    return costs.now.compute_s(num_tokens + num_steps - 1) + num_steps * costs.now.step_s
+    sequence, now = request.groups[0].sequences[0], costs.now
+    num_tokens = len(sequence.token_ids)
+    num_steps = max(1, sequence.num_prompt_tokens + request.stop.min_tokens - num_tokens)
+    return (num_tokens - num_cached_tokens + num_steps - 1) * now.compute_token_s + num_steps * now.step_s

@@ -5,7 +5,6 @@ from typing import Protocol
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Ordering
-from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState, leave_to_siblings
@@ -135,9 +134,9 @@ class LeastLost:
             others = [group for group in others if self._ordering.key(group) > key]
         if not others:
             return needy
-        lowest = max(class_of(group.request) for group in others)
+        lowest = max(group.request.priority_class for group in others)
         return min(
-            (group for group in others if class_of(group.request) == lowest),
+            (group for group in others if group.request.priority_class == lowest),
             key=lambda group: (self.loss(group, state), -group.ticket),
         )
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
-from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.parts.queues import GroupQueue, queue_for
 from scheduler_svc.core.parts.tenant_shares import TenantShares
@@ -65,14 +64,17 @@ class FairQueue:
         if tenant not in self._queues:
             least = self._order[0][0] if self._order else self._least
             self.shares.lift(tenant, least - BURST_TOKENS)
-        self._queue_of(tenant).push(group)
+            self._queues[tenant] = queue_for(self._ordering)
+        self._queues[tenant].push(group)
         self._num_groups += 1
         self._rank(tenant)
 
     def push_front(self, group: Group) -> None:
         """Put a group back at the front of its tenant's queue."""
         tenant = group.request.tenant
-        self._queue_of(tenant).push_front(group)
+        if tenant not in self._queues:
+            self._queues[tenant] = queue_for(self._ordering)
+        self._queues[tenant].push_front(group)
         self._num_groups += 1
         self._rank(tenant)
 
@@ -153,12 +155,6 @@ class FairQueue:
 
     # --- internals ------------------------------------------------------------------------------------------------
 
-    def _queue_of(self, tenant: str) -> GroupQueue:
-        queue = self._queues.get(tenant)
-        if queue is None:
-            queue = self._queues[tenant] = queue_for(self._ordering)
-        return queue
-
     def _rank_again(self, tenant: str) -> None:
         if tenant in self._queues:
             self._rank(tenant)
@@ -180,7 +176,7 @@ class FairQueue:
 
     def _new_rank(self, tenant: str, head: Group) -> Rank:
         share = self.shares.of(tenant)
-        lead = CLASS_TOKENS * class_of(head.request) if self._ordering.sorts_waiting else 0
+        lead = CLASS_TOKENS * head.request.priority_class if self._ordering.sorts_waiting else 0
         return share.num_served + lead, share.last_turn, self._ordering.key(head), tenant
 
 

@@ -5,7 +5,6 @@ import secrets
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 _BITS = 31
 _MASK = np.uint32(2**_BITS - 1)
@@ -37,16 +36,13 @@ class Alias:
         if not data:
             return data
         ids = np.frombuffer(data, _I32)
-        named: NDArray[np.int32] = self._map(ids.astype(np.uint32)).astype(_I32)
-        return np.where(ids < 0, ids, named).astype(_I32).tobytes()
+        named = ids.astype(np.uint32)
+        # Each operation is invertible in 31 bits: an odd factor, a term, an xor with the number's own upper bits.
+        for factor, term, shift in zip(self._factors, self._terms, _SHIFTS, strict=True):
+            named = (named * factor + term) & _MASK
+            named ^= named >> np.uint32(shift)
+        return np.where(ids < 0, ids, named.astype(_I32)).astype(_I32).tobytes()
 
     def salt(self, text: str) -> str:
         """Rename a tenant's salt; an empty one stays empty."""
         return hashlib.blake2b(text.encode(), key=self._key, digest_size=16).hexdigest() if text else text
-
-    def _map(self, x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Rounds of operations that are invertible in 31 bits: an odd factor, a term, an xor with the number's own upper bits."""
-        for factor, term, shift in zip(self._factors, self._terms, _SHIFTS, strict=True):
-            x = (x * factor + term) & _MASK
-            x ^= x >> np.uint32(shift)
-        return x

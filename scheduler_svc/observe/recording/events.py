@@ -19,7 +19,7 @@ class Added:
     @property
     def num_bytes(self) -> int:
         """Approximate size."""
-        return 100 + self.request.num_bytes
+        return 700 + len(self.request.prompt) + len(self.request.committed)
 
 
 @dataclass(slots=True)

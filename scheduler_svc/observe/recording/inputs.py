@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ _TOKEN_FIELDS = ("prompt_token_ids", "committed")
 _OTHER_FIELDS = ("stop", "beam", *_TOKEN_FIELDS)
 PLAIN_FIELDS = tuple(f.name for f in fields(Request) if f.init and f.name not in _OTHER_FIELDS)
 """Fields of a request that are numbers, strings or None."""
+plain_values = attrgetter(*PLAIN_FIELDS)
+"""Their values."""
 _STOP_SETS = ("eos_token_ids", "stop_token_ids")
+_STOP_FIELDS = tuple(f.name for f in fields(StopRules) if f.name not in _STOP_SETS)
+_stop_values = attrgetter(*_STOP_FIELDS)
 
 
 class Tokens(bytes):
@@ -61,29 +66,18 @@ class RequestRecord:
         """Record of a request that is not yet added."""
         rules = request.stop
         return cls(
-            values={name: getattr(request, name) for name in PLAIN_FIELDS},
+            values=dict(zip(PLAIN_FIELDS, plain_values(request), strict=True)),
             prompt=tokens(request.prompt_token_ids),
             committed=tokens(request.committed),
-            stop={f.name: getattr(rules, f.name) for f in fields(rules) if f.name not in _STOP_SETS},
-            stop_sets=tuple(tokens(sorted(getattr(rules, name))) for name in _STOP_SETS),
+            stop=dict(zip(_STOP_FIELDS, _stop_values(rules), strict=True)),
+            stop_sets=(tokens(sorted(rules.eos_token_ids)), tokens(sorted(rules.stop_token_ids))),
             beam=None if request.beam is None else asdict(request.beam),
         )
-
-    @property
-    def request_id(self) -> str:
-        """The request's id in the core."""
-        request_id: str = self.values["request_id"]
-        return request_id
 
     @property
     def num_tokens(self) -> int:
         """Prompt and committed tokens."""
         return (len(self.prompt) + len(self.committed)) // _I32.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        """Approximate size."""
-        return 600 + len(self.prompt) + len(self.committed)
 
     def request(self) -> Request:
         """A new request equal to the recorded one."""

@@ -102,7 +102,7 @@ class RecordingCore:
         refused = ""
         try:
             add(request)
-            self._records[record.request_id] = record
+            self._records[request.request_id] = record
         except QuireError as error:
             refused = error.reason
             raise
@@ -214,12 +214,9 @@ class RecordingCore:
         self._expected.clear()
 
     def _note(self, event: Event) -> None:
-        self._guard(self._add, event)
-
-    def _add(self, event: Event) -> None:
         """Record an event. Events before the first plan are covered by its snapshot."""
         if self._has_begun:
-            self._buffer.add(event)
+            self._guard(self._buffer.add, event)
 
     def _note_plans(self, now: float, plans: list[StepPlan]) -> None:
         decisions, num_bytes = self._freezer.of_all(plans), 200

@@ -22,7 +22,7 @@ from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.alias import Alias
-from scheduler_svc.observe.recording.inputs import PLAIN_FIELDS, RequestRecord, Tokens, token_ids
+from scheduler_svc.observe.recording.inputs import PLAIN_FIELDS, RequestRecord, Tokens, plain_values, token_ids
 from scheduler_svc.observe.recording.object_graph import GraphError, GraphReader, GraphWriter, Special
 
 _I32 = np.dtype("<i4")
@@ -101,7 +101,6 @@ def _has_default(field: Field[Any]) -> bool:
 
 _FRESH_GROUP = _fresh_values(Group, "sequences", "width", "place")
 _FRESH_SEQUENCE = _fresh_values(Sequence, "prefill_end")
-_PLAIN = attrgetter(*PLAIN_FIELDS)
 _TAKEN_OUT = ("token_ids", "draft_token_ids", "stop_token_id", "name")
 _GROUP_STATE = tuple(f.name for f in fields(Group))
 _SEQUENCE_STATE = tuple(f.name for f in fields(Sequence) if f.name not in _TAKEN_OUT)
@@ -198,7 +197,7 @@ class _Taker:
 def _is_untouched(request: Request, record: RequestRecord) -> bool:
     """True if the request waits as it arrived: no plan has changed it."""
     num_tokens = record.num_tokens
-    return _PLAIN(request) == tuple(record.values.values()) and all(
+    return plain_values(request) == tuple(record.values.values()) and all(
         group.place is QueueKind.WAITING
         and _is_fresh(group, _FRESH_GROUP)
         and len(group.sequences) == 1

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from scheduler_svc.core.parts.costs import CostBook, Costs
-from scheduler_svc.core.parts.ordering import MOST_CLASSES, AgingPriority, class_of
+from scheduler_svc.core.parts.ordering import AgingPriority
 from scheduler_svc.core.parts.queues import SortedQueue
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import MOST_CLASSES, Group
 from tests.support.core.builders import answer
 from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
 
@@ -20,7 +20,7 @@ def test_a_class_of_priority_is_worth_patience() -> None:
     """R24, R81: lower numbers start sooner, each class `patience_s` earlier; far-out classes count as the outermost."""
     aged = AgingPriority(5.0, CostBook())
     assert [aged.start_by(request("a", 4, at=100.0, priority=p)) for p in (-1, 0, 2)] == [100.0, 105.0, 115.0]
-    assert class_of(request("a", 4, priority=-700)) == -MOST_CLASSES
+    assert request("a", 4, priority=-700).priority_class == -MOST_CLASSES
     assert aged.start_by(request("a", 4, at=100.0, priority=700)) == 100.0 + 5.0 * (1 + MOST_CLASSES)
 
 

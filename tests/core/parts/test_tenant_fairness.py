@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.composition.live_change import reconfigure
-from scheduler_svc.core.parts.ordering import MOST_CLASSES
 from scheduler_svc.core.parts.tenant_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
 from scheduler_svc.core.parts.tenant_shares import OUTPUT_WEIGHT
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.request import MOST_CLASSES, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import snapshot
 from tests.support.core.builders import answer

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from block_manager.cache_rules import AllocStatus, DevicePool, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
-from scheduler_svc.core.parts.ordering import class_of
 from scheduler_svc.core.parts.preemption import LeastLost
 from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.policies.mixed.mixed import leave
@@ -79,16 +78,16 @@ class MakeWay:
             last, num_started = self._outranks_nobody
             if last is head and num_started == state.num_started:
                 return []
-        rank, start_by = class_of(head.request), self._ordering.key(head)[0] + self._margin_s
-        found = [g for g in state.running if class_of(g.request) > rank and self._ordering.key(g)[0] > start_by]
+        rank, start_by = head.request.priority_class, self._ordering.key(head)[0] + self._margin_s
+        found = [g for g in state.running if g.request.priority_class > rank and self._ordering.key(g)[0] > start_by]
         found += [g for g in self._over_share(head, state) if g not in found]
         self._outranks_nobody = None if found else (head, state.num_started)
         return found
 
     def _over_share(self, head: Group, state: CoreState) -> list[Group]:
         """Running groups of tenants above their share, except those of a higher priority class than the head."""
-        rank = class_of(head.request)
-        return [g for g in state.account.over_share(head, state.running) if class_of(g.request) >= rank]
+        rank = head.request.priority_class
+        return [g for g in state.account.over_share(head, state.running) if g.request.priority_class >= rank]
 
     def _is_next(self, head: Group, state: CoreState) -> bool:
         """True if blocks or sequence places are the only obstacle: no result in flight, no swapped group ahead of it."""
@@ -126,7 +125,7 @@ class MakeWay:
         leaving: list[Group] = []
         if self._shares.left(draft, _num_tokens_of(staying)) <= 0:
             return []
-        order = sorted(outranked, key=lambda g: (-class_of(g.request), self._preemption.loss(g, state), -g.ticket))
+        order = sorted(outranked, key=lambda g: (-g.request.priority_class, self._preemption.loss(g, state), -g.ticket))
         for victim in order:
             if self._fits(plea, staying, leaving, state, draft):
                 break

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.ordering import AgingPriority, class_of
+from scheduler_svc.core.parts.ordering import AgingPriority
 from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.reasons import Reason
@@ -207,7 +207,9 @@ def test_no_more_important_one_waits_for_places_of_less_important_ones(seed: int
         head = core.state.waiting.peek() if len(core.state.waiting) else None
         for group in core.state.running if head is not None else []:
             key = aged.start_by(head.request) + 1.0
-            outranked = class_of(group.request) > class_of(head.request) and aged.start_by(group.request) > key
+            outranked = (
+                group.request.priority_class > head.request.priority_class and aged.start_by(group.request) > key
+            )
             assert not outranked or group.request.first_scheduled_time == now
     serve(core, start=150.0)
     assert num_left > 0
@@ -392,4 +394,4 @@ def test_a_pool_that_fits_one_sequence_serves_all(seed: int) -> None:
     serve(core)
     assert [each.sequences[0].num_output_tokens for each in requests] == [5] * len(requests)
     assert core.pool_report().refs == {}
-    assert class_of(requests[0]) in range(-2, 3)
+    assert requests[0].priority_class in range(-2, 3)
