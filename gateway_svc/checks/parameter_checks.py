@@ -98,7 +98,8 @@ def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: V
         found.add(
             "stop.stop_token_ids", f"has {len(stop.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
         )
-    found.add_unknown_ids(stop.stop_token_ids, "stop.stop_token_ids", limits)
+    if stop.stop_token_ids:
+        found.add_unknown_ids(stop.stop_token_ids, "stop.stop_token_ids", limits)
 
 
 def check_ignored_end(request: pb.GenerateRequest | pb.ChatRequest, found: Violations) -> None:

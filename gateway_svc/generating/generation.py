@@ -12,6 +12,7 @@ from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.engine.request_update import ChoiceUpdate, Update
 from gateway_svc.engine.token_runs import public_prompt_logprobs
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
+from gateway_svc.generating.model_catalog import ServedModel
 from gateway_svc.text.text_stream import TextStream
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
@@ -37,7 +38,7 @@ class Generation:
     """Asynchronous iterator over lists of events; each list merges everything new.
 
     Raises the QuireError that ended the request. The first list follows the scheduler's first message, or 0.1
-    s without a refusal. `texts`: a fresh stream for each choice; `model`: the model name shown to readers.
+    s without a refusal. `texts`: a fresh stream for each choice; `model`: the model or adapter that it was submitted to.
     `num_delivered`: output tokens of each choice that the reader already has; they produce no events.
     `on_first_output` is called once, at `first_output_ns`; `on_events`, if set, with each list. `worker_id`:
     the worker that ran the request, set together with `usage`.
@@ -48,7 +49,7 @@ class Generation:
         request: EngineRequest,
         requests: RequestTable,
         texts: Sequence[TextStream],
-        model: str,
+        model: ServedModel,
         *,
         num_delivered: Sequence[int] = (),
         on_first_output: Callable[[], None] = lambda: None,
@@ -83,7 +84,7 @@ class Generation:
         return inference_pb2.Started(
             request_id=submit.request_id,
             effective_seed=submit.sampling.seed,
-            model=self.model,
+            model=self.model.name,
             max_tokens=submit.stop.max_tokens,
         )
 

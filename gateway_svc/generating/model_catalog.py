@@ -11,8 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from opentelemetry.trace import Span
-
+from gateway_svc.calls import Call
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.text.bundle import TextModel
@@ -107,14 +106,14 @@ class ModelCatalog:
             resource_name=name[:128],
         )
 
-    async def wait(self, name: str, timeout_s: float, span: Span) -> ServedModel:
-        """Like `get`, but wait for the first model, at most `timeout_s`.
+    async def wait(self, name: str, call: Call) -> ServedModel:
+        """Like `get`, but wait for the first model, at most until the call's deadline.
 
         While a worker is loading a model the wait lasts up to `warm_up_s`, otherwise up to `unreachable_s`.
-        The wait is a child span of `span`.
+        The wait is a child span of the call's.
         """
         if self._current is None:
-            await self._wait_ready(min(timeout_s, self._settings.warm_up_s), Waiting(self._tracing, span))
+            await self._wait_ready(min(call.remaining_s, self._settings.warm_up_s), Waiting(self._tracing, call.span))
         return self.get(name)
 
     async def _wait_ready(self, timeout_s: float, waiting: Waiting) -> None:

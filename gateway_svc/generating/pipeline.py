@@ -82,11 +82,14 @@ class GenerationPipeline:
             resolved = await resolve(request, model, self._formats)
         span.set_request(request, resolved, stream=call.stream)
         engine_request = scope.enter(self._submitted(call, resolved, model, span, permit))
-        if resumable := engine_request.submit.resumable:
+        if engine_request.submit.resumable:
             # A call may repeat an earlier one with the same id; the request is then the earlier one.
             await engine_request.accepted()
-        state = engine_request.frontend_state() if resumable else _state_of(resolved, model)
-        generation = self._generation(engine_request, state, on_first_output=span.first_output)
+            state = engine_request.frontend_state()
+            model = self._catalog.get(state.model)
+        else:
+            state = _state_of(resolved, model)
+        generation = self._generation(engine_request, state, model, on_first_output=span.first_output)
         meter.generation = span.follow(generation)
         return generation
 
@@ -126,19 +129,22 @@ class GenerationPipeline:
         await engine_request.accepted()
         state = engine_request.frontend_state()
         meter.model = state.model
-        meter.generation = self._generation(engine_request, state, num_delivered(engine_request, request.positions))
+        model = self._catalog.get(state.model)
+        delivered = num_delivered(engine_request, request.positions)
+        meter.generation = self._generation(engine_request, state, model, delivered)
         return meter.generation
 
     def _generation(
         self,
         request: EngineRequest,
         state: engine_pb2.FrontendState,
+        model: ServedModel,
         delivered: Sequence[int] = (),
         *,
         on_first_output: Callable[[], None] = lambda: None,
     ) -> Generation:
         """Build the generation that turns the request's tokens into events, as `state` defines."""
-        model, min_tokens = self._catalog.get(state.model), request.submit.stop.min_tokens
+        min_tokens = request.submit.stop.min_tokens
         parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else None
         return Generation(
             request,
@@ -154,7 +160,7 @@ class GenerationPipeline:
                 )
                 for choice in range(request.num_choices)
             ],
-            state.model,
+            model,
             num_delivered=delivered,
             on_first_output=on_first_output,
         )
@@ -225,7 +231,7 @@ async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> Served
 
 async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
     """Like `wait_for_model`, without the permission check."""
-    model = await catalog.wait(name, call.remaining_s, call.span)
+    model = await catalog.wait(name, call)
     if call.remaining_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
     return model
@@ -248,10 +254,12 @@ async def _prompt_token_ids(
 ) -> list[int]:
     if request.WhichOneof("prompt") == "token_ids":
         return validation.truncated(request, list(request.token_ids.ids), limits)
-    # Refuse text that its size alone shows to be too long, before tokenising it.
-    validation.check_least_length(text_model.least_tokens(request.text), request, limits)
+    if len(request.text) > INLINE_TEXT_CHARS:
+        # Refuse text that its size alone shows to be too long, before tokenising it.
+        validation.check_least_length(text_model.least_tokens(request.text), request, limits)
     token_ids = await off_loop_if_long(len(request.text), text_model.encode, request.text)
-    token_ids = validation.truncated(request, token_ids, limits)
+    if request.HasField("truncate_prompt_tokens"):
+        token_ids = validation.truncated(request, token_ids, limits)
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     return token_ids
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Send
@@ -96,15 +97,15 @@ async def _disconnected(receive: Receive) -> None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class Reply:
     """Response to one request: JSON once, or server-sent events. `headers` are sent with its start."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._begun_ns = monotonic_ns()
-        self._started = False
-        self.headers: dict[str, str] = {}
-        self.status = 0
+    _send: Send
+    headers: dict[str, str] = field(default_factory=dict)
+    status: int = 0
+    _begun_ns: int = field(default_factory=monotonic_ns)
+    _started: bool = False
 
     async def json(self, value: Any, *, status: int = 200) -> None:
         """Send a complete JSON response."""

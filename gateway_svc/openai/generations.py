@@ -71,7 +71,7 @@ class Generations:
     def _answer(
         self, call: Call, messages: AnyRequests, generations: Sequence[Generation], options: AnswerOptions
     ) -> HttpAnswer:
-        model = self._catalog.get(generations[0].model)
+        model = generations[0].model
         prompts = [
             _prompt(message, generation, model, options)
             for message, generation in zip(messages, generations, strict=True)

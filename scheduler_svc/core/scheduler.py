@@ -119,7 +119,7 @@ class Scheduler:
         self._state.journal.step = self.step + 1
         self._state.requests[request.request_id] = request
         for group in request.groups:
-            if not group.live:
+            if request.over and group.is_finished:
                 continue
             group.place = QueueKind.WAITING
             self._state.num_wide += group.width > 1

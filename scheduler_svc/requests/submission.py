@@ -6,6 +6,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import NoReturn
 
 import numpy as np
@@ -98,9 +99,9 @@ class Submission:
 
 def parse(submit: engine_pb2.Submit, now_ns: int) -> Submission:
     """Validate and convert a Submit. Raises InvalidArgument naming every wrong field."""
-    wrong = [FieldViolation(field, what) for field, good, what in _checks(submit) if not good]
-    if wrong:
-        _refuse(wrong)
+    checks = _checks(submit)
+    if not all(map(itemgetter(1), checks)):
+        _refuse([FieldViolation(field, what) for field, good, what in checks if not good])
     prompt = wire_arrays.unpack(submit.token_ids, "token_ids", minimum=0)
     committed, extras = _committed(submit) if submit.committed else ([], [])
     if not len(prompt):
@@ -144,7 +145,7 @@ def to_core(
     since nothing of them was delivered.
     """
     choices = [] if output.ranked else output.choices
-    runs = [choice.tokens for choice in choices]
+    runs = list(map(attrgetter("tokens"), choices))
     tokens = list(itertools.chain.from_iterable(runs))
     _check_vocabulary(int(submission.prompt.max()), "token_ids", limits)
     if tokens:

@@ -11,7 +11,7 @@ _NEWER, _OLDER = "developer", "system"
 async def settle_roles(request: pb.ChatRequest, call: Call, catalog: ModelCatalog) -> None:
     """Change the role developer to system if the model's template does not mention developers."""
     if turns := [message for message in request.messages if message.role == _NEWER]:
-        text = (await catalog.wait(request.model, call.remaining_s, call.span)).text
+        text = (await catalog.wait(request.model, call)).text
         if _NEWER not in text.template_for(has_tools=bool(told_tools(request))):
             for turn in turns:
                 turn.role = _OLDER

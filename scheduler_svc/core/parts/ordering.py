@@ -44,16 +44,13 @@ class AgingPriority:
         self._costs = costs
 
     def key(self, group: Group) -> Key:
-        """(`start_by`, arrival time), seconds."""
-        return (self.start_by(group.request), group.request.arrival_time)
-
-    def start_by(self, request: Request) -> float:
-        """Time at which the request should start, in seconds; see the class."""
+        """(`start_by`, arrival time), seconds; see the class."""
+        request = group.request
         start_by = request.arrival_time + self._patience_s * (1 + request.priority_class)
-        if request.deadline is None:
-            return start_by
-        latest = request.deadline - least_service_s(request, self._costs, num_cached_tokens=0)
-        return max(min(start_by, latest), request.arrival_time + self._patience_s * (1 - MOST_CLASSES))
+        if request.deadline is not None:
+            latest = request.deadline - least_service_s(request, self._costs, num_cached_tokens=0)
+            start_by = max(min(start_by, latest), request.arrival_time + self._patience_s * (1 - MOST_CLASSES))
+        return (start_by, request.arrival_time)
 
     def longest_overtaking_s(self, request: Request) -> float:
         """Maximum time by which another request may arrive later than this one and still be served before it."""

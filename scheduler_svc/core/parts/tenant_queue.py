@@ -166,18 +166,16 @@ class FairQueue:
             del self._order[bisect.bisect_left(self._order, old)]
         queue = self._queues[tenant]
         if len(queue):
-            new = self._rank_of[tenant] = self._new_rank(tenant, queue.peek())
+            share, head = self.shares.of(tenant), queue.peek()
+            lead = CLASS_TOKENS * head.request.priority_class if self._ordering.sorts_waiting else 0
+            new = share.num_served + lead, share.last_turn, self._ordering.key(head), tenant
+            self._rank_of[tenant] = new
             bisect.insort(self._order, new)
             return
         del self._queues[tenant]
         self._least = self.shares.of(tenant).num_served
         self.shares.rest(tenant)
         self.shares.forget_idle(self._queues)
-
-    def _new_rank(self, tenant: str, head: Group) -> Rank:
-        share = self.shares.of(tenant)
-        lead = CLASS_TOKENS * head.request.priority_class if self._ordering.sorts_waiting else 0
-        return share.num_served + lead, share.last_turn, self._ordering.key(head), tenant
 
 
 class TellsShares(OpenGate):

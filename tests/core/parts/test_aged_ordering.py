@@ -19,18 +19,18 @@ def group_of(name: str, **fields: object) -> Group:
 def test_a_class_of_priority_is_worth_patience() -> None:
     """R24, R81: lower numbers start sooner, each class `patience_s` earlier; far-out classes count as the outermost."""
     aged = AgingPriority(5.0, CostBook())
-    assert [aged.start_by(request("a", 4, at=100.0, priority=p)) for p in (-1, 0, 2)] == [100.0, 105.0, 115.0]
+    assert [aged.key(group_of("a", at=100.0, priority=p))[0] for p in (-1, 0, 2)] == [100.0, 105.0, 115.0]
     assert request("a", 4, priority=-700).priority_class == -MOST_CLASSES
-    assert aged.start_by(request("a", 4, at=100.0, priority=700)) == 100.0 + 5.0 * (1 + MOST_CLASSES)
+    assert aged.key(group_of("a", at=100.0, priority=700))[0] == 100.0 + 5.0 * (1 + MOST_CLASSES)
 
 
 def test_a_deadline_brings_forward_by_what_is_left_until_it_must_start() -> None:
     """Least slack first where a deadline is set, never further forward than the most important class."""
     aged = AgingPriority(5.0, CostBook(Costs(step_s=0.5, compute_token_s=0.25)))
-    slack = request("a", 4, at=100.0, deadline=103.0, min_tokens=3)
-    assert aged.start_by(slack) == 103.0 - (0.25 * (4 + 2) + 0.5 * 3)
-    assert aged.start_by(request("a", 4, at=100.0, deadline=900.0)) == 105.0
-    assert aged.start_by(request("a", 4, at=100.0, deadline=1.0)) == 100.0 - 5.0 * (MOST_CLASSES - 1)
+    slack = group_of("a", at=100.0, deadline=103.0, min_tokens=3)
+    assert aged.key(slack)[0] == 103.0 - (0.25 * (4 + 2) + 0.5 * 3)
+    assert aged.key(group_of("a", at=100.0, deadline=900.0))[0] == 105.0
+    assert aged.key(group_of("a", at=100.0, deadline=1.0))[0] == 100.0 - 5.0 * (MOST_CLASSES - 1)
 
 
 def test_the_queue_is_in_that_order() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.generating.generation import Generation
+from gateway_svc.generating.model_catalog import ServedModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
@@ -175,7 +177,8 @@ class Life:
         how = parsing("hermes", reasoning="think")
         delivered = [len(read.ids.get(i, ())) for i in range(request.num_choices)]
         texts = [TextStream(models.tiny(), ["END"], parser=how.parser(i)) for i in range(request.num_choices)]
-        return Generation(request, self.table, texts, "tiny", num_delivered=delivered)
+        served = ServedModel(common_pb2.ModelLimits(model="tiny"), models.tiny(), SamplingDefaults())
+        return Generation(request, self.table, texts, served, num_delivered=delivered)
 
 
 async def pump(generation: Generation, read: Read) -> None:

@@ -115,8 +115,7 @@ def test_no_less_important_one_pushes_out_a_more_important_one(seed: int) -> Non
                     continue
                 needy, victim = life.requests[str(by)], life.requests[event.request_id]
                 if not any(g is not None and g.request is needy for g in stuck):
-                    assert aged.start_by(victim) > aged.start_by(needy) or victim.arrival_time > needy.arrival_time
-                    assert (aged.start_by(needy), needy.arrival_time) < (aged.start_by(victim), victim.arrival_time)
+                    assert aged.key(needy.groups[0]) < aged.key(victim.groups[0])
 
 
 # --- for whom -------------------------------------------------------------------------------------------------------------
@@ -206,10 +205,8 @@ def test_no_more_important_one_waits_for_places_of_less_important_ones(seed: int
         num_left += len(plan.preempted)
         head = core.state.waiting.peek() if len(core.state.waiting) else None
         for group in core.state.running if head is not None else []:
-            key = aged.start_by(head.request) + 1.0
-            outranked = (
-                group.request.priority_class > head.request.priority_class and aged.start_by(group.request) > key
-            )
+            start_by = aged.key(head)[0] + 1.0
+            outranked = group.request.priority_class > head.request.priority_class and aged.key(group)[0] > start_by
             assert not outranked or group.request.first_scheduled_time == now
     serve(core, start=150.0)
     assert num_left > 0
