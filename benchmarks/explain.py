@@ -20,12 +20,12 @@ from rich.table import Table
 
 from benchmarks import command_line, report
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.reasons import CoreEvent, Reason
 from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
+from scheduler_svc.core.wait_journal import WaitJournal
 from scheduler_svc.observe.timelines import Timelines
 
 GOAL = 0.05
@@ -37,7 +37,7 @@ _WARM_STEPS = 5_632
 """Until the event log is full, so that eviction from it is timed too."""
 
 
-class SilentJournal(Journal):
+class SilentJournal(WaitJournal):
     """Discards everything."""
 
     def arrived(self, group: Group) -> None:

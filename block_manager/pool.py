@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from block_manager.free_queue import FreeQueue
+from block_manager.eviction_queue import EvictionQueue
 
 NEVER_ACCESSED = -1.0
 
@@ -57,7 +57,7 @@ class BlockPool:
         self.retired: list[int] = []
         self.reserved = set(range(min(num_reserved, num_blocks)))
         self.refs = [0] * num_blocks
-        self.free_blocks = free_blocks if free_blocks is not None else FreeQueue(num_blocks, len(self.reserved))
+        self.free_blocks = free_blocks if free_blocks is not None else EvictionQueue(num_blocks, len(self.reserved))
         self.num_free = len(self.free_blocks)
         self.hash_of: list[bytes | None] = [None] * num_blocks
         self.num_hashed_tokens = [0] * num_blocks

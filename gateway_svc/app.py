@@ -17,18 +17,18 @@ from starlette.types import ASGIApp
 
 from gateway_svc import admin_relay, grpc_poller_priority, inference_service
 from gateway_svc.access import grpc_guard
-from gateway_svc.access.doors import Doors
 from gateway_svc.access.grpc_guard import GrpcGuard
 from gateway_svc.access.http_guard import HttpGuard
+from gateway_svc.access.listeners import Listeners
 from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
-from gateway_svc.chat.tool_calls.formats import FormatChoice
+from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
+from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
-from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.http.server import HttpServer
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.lab.app import lab_app
@@ -91,7 +91,7 @@ class _Gateway:
         self._settings = settings
         self._tracing = telemetry.setup("gateway", max_forced_per_s=settings.max_forced_traces)
         self._spans = CallSpans(self._tracing, with_content=settings.trace_content)
-        self._doors, self._peers = Doors(settings.doors), Peers(settings.peers)
+        self._doors, self._peers = Listeners(settings.doors), Peers(settings.peers)
         self._callers = _callers(settings)
         self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
@@ -99,7 +99,7 @@ class _Gateway:
         self._metrics = GatewayMetrics(self._tracing)
         self._metrics.watch(self._link)
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
-        self._pipeline = GenerationPipeline(self._link, self._catalog, self._spans, self._metrics, formats)
+        self._generator = Generator(self._link, self._catalog, self._spans, self._metrics, formats)
         self._embedder = Embedder(self._link, self._catalog, self._spans, self._metrics)
         self._intake = CallIntake(settings, self._callers)
         self._relay = AdminRelay(
@@ -114,7 +114,7 @@ class _Gateway:
         self._server = self._public_server()
         self._admin = self._admin_server()
         app = openai_app(
-            self._pipeline,
+            self._generator,
             self._embedder,
             self._catalog,
             self._intake,
@@ -134,7 +134,7 @@ class _Gateway:
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter), MalformedRefused()))
         service = InferenceService(
-            self._pipeline, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
+            self._generator, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
         )
         server.add_generic_rpc_handlers((service.handler(),))
         self._add_standard_services(server, inference_service.SERVICE_NAME)

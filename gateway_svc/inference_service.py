@@ -1,8 +1,8 @@
-"""InferenceService over the pipeline: the gRPC API.
+"""InferenceService: the gRPC API.
 
 Methods take raw bytes and parse them inside, so that malformed protobuf and invalid UTF-8 become
 INVALID_ARGUMENT and not the transport's UNKNOWN. Events are written with `context.write`: a dropped stream
-ends the handler where it waits, and leaving the pipeline's context cancels the request within the same turn
+ends the handler where it waits, and leaving the generator's context cancels the request within the same turn
 of the event loop.
 """
 
@@ -21,8 +21,8 @@ from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generation import Event, Generation, collect
+from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.generating.request_scope import Running
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
@@ -58,7 +58,7 @@ class InferenceService:
 
     def __init__(
         self,
-        pipeline: GenerationPipeline,
+        generator: Generator,
         embedder: Embedder,
         catalog: ModelCatalog,
         cancel: Callable[[str, str, QuireError], None],
@@ -66,7 +66,7 @@ class InferenceService:
         call_spans: CallSpans,
         metrics: GatewayMetrics,
     ) -> None:
-        self._pipeline = pipeline
+        self._generator = generator
         self._embedder = embedder
         self._catalog = catalog
         self._cancel = cancel
@@ -102,20 +102,20 @@ class InferenceService:
     # generated.
 
     async def _answer(self, cls: type[AnyRequest], raw: bytes, call: Call, context: _Context) -> Message:
-        async with self._pipeline.generate(call, parse(cls, raw)) as generation:
+        async with self._generator.generate(call, parse(cls, raw)) as generation:
             response = await collect(generation)
             _set_trailers(context, response.usage.timing, generation.worker_id)
         return response
 
     def _stream(self, cls: type[AnyRequest], raw: bytes, call: Call) -> Running[Generation]:
-        return self._pipeline.generate(call, parse(cls, raw))
+        return self._generator.generate(call, parse(cls, raw))
 
     def resume(self, raw: bytes, call: Call) -> Running[Generation]:
         """Resume a request: return the output that the caller does not have."""
         request = parse(pb.ResumeRequest, raw)
         if not request.request_id:
             raise InvalidArgument.field("request_id", "is missing; use the id from Started or x-request-id")
-        return self._pipeline.resume(call, request)
+        return self._generator.resume(call, request)
 
     async def embed(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Embed prompts."""
@@ -137,12 +137,12 @@ class InferenceService:
     async def tokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Convert text to token ids."""
         request = parse(pb.TokenizeRequest, raw)
-        return pb.TokenizeResponse(token_ids=await self._pipeline.tokenize(call, request.model, request.text))
+        return pb.TokenizeResponse(token_ids=await self._generator.tokenize(call, request.model, request.text))
 
     async def detokenize(self, raw: bytes, call: Call, context: _Context) -> Message:
         """Convert token ids to text."""
         request = parse(pb.DetokenizeRequest, raw)
-        text = await self._pipeline.detokenize(call, request.model, list(request.token_ids))
+        text = await self._generator.detokenize(call, request.model, list(request.token_ids))
         return pb.DetokenizeResponse(text=text)
 
     async def count_tokens(self, raw: bytes, call: Call, context: _Context) -> Message:
@@ -153,7 +153,7 @@ class InferenceService:
             raise InvalidArgument.field(
                 "request", "is missing; set generate or chat to the request as you would send it"
             )
-        prompt_tokens, max_output_tokens = await self._pipeline.count_tokens(call, getattr(asked, kind))
+        prompt_tokens, max_output_tokens = await self._generator.count_tokens(call, getattr(asked, kind))
         return pb.CountTokensResponse(prompt_tokens=prompt_tokens, max_output_tokens=max_output_tokens)
 
     async def list_models(self, raw: bytes, call: Call, context: _Context) -> Message:

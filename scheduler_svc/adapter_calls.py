@@ -1,8 +1,8 @@
-"""AdminService's adapter methods, over `workers.adapters.AdapterTable`."""
+"""AdminService's adapter methods, over `workers.adapter_registry.AdapterRegistry`."""
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.adapter_names import AdapterEntry
-from scheduler_svc.workers.adapters import AdapterRegistry
+from scheduler_svc.workers.adapter_registry import AdapterRegistry
 
 
 class AdapterCalls:

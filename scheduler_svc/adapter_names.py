@@ -1,4 +1,4 @@
-"""Names and ids of LoRA adapters, without I/O; `workers.adapters` tracks which workers have them.
+"""Names and ids of LoRA adapters, without I/O; `workers.adapter_registry` tracks which workers have them.
 
 Requests use names; workers and the core use ids, which are never reused, so that a prefix cached with one
 adapter is never taken for another's. `quire.LLM` uses this class in process.

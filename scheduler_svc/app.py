@@ -39,9 +39,9 @@ from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.adapters import AdapterRegistry
+from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink

@@ -31,8 +31,8 @@ from worker_svc.shell.engine_thread import EngineThread
 from worker_svc.shell.lifecycle import READY, Lifecycle
 from worker_svc.shell.metric_definitions import METRICS
 from worker_svc.shell.metrics import StepMeter
+from worker_svc.shell.owned_steps import OwnedSteps
 from worker_svc.shell.ownership import Ownership
-from worker_svc.shell.pipeline import StepPipeline
 from worker_svc.shell.service import WorkerService
 from worker_svc.shell.step_spans import StepSpans
 
@@ -123,7 +123,7 @@ class _Worker:
             on_budget=watchers.on_budget,
             on_progress=watchers.on_progress,
         )
-        self.pipeline = StepPipeline(
+        self.owned_steps = OwnedSteps(
             self.lifecycle,
             self.thread,
             Ownership(self.identity.boot_id, lease_s=settings.owner_lease_s, ring_depth=PIPELINE_DEPTH),
@@ -138,7 +138,7 @@ class _Worker:
         self._add_services()
 
     def _add_services(self) -> None:
-        service = WorkerService(self.lifecycle, self.pipeline, self.identity)
+        service = WorkerService(self.lifecycle, self.owned_steps, self.identity)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
@@ -170,7 +170,7 @@ class _Worker:
         is_loading = self.lifecycle.stop_loading()
         if not is_loading:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.pipeline.drain(), _STEP_GRACE_S)
+                await asyncio.wait_for(self.owned_steps.drain(), _STEP_GRACE_S)
         await self.server.stop(0 if is_loading else _STREAM_GRACE_S)
         is_idle = await self.thread.stop(0 if is_loading else _STREAM_GRACE_S)
         self.tracing.shutdown()

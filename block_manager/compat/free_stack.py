@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from block_manager.compat.evictor import LruEvictor
+from block_manager.compat.evictor_vllm import LruEvictor
 
 
 class FreeStack:

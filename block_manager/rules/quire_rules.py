@@ -8,7 +8,7 @@ from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.prefix_book import NULL, num_leading
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.v1_rules import V1PoolRules
 
 _WATERMARK = 0.01
 _NOWHERE = -1

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from gateway_svc.text.parts import CONTENT, AnswerPart, TextSpan
+from gateway_svc.text.output_parser import CONTENT, AnswerPart, TextSpan
 
 MAX_BLANKS = 64
 """Most white space that is held for what may follow it; after more, nothing is expected to follow."""

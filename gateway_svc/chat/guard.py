@@ -2,7 +2,7 @@
 
 import logging
 
-from gateway_svc.text.parts import CONTENT, AnswerPart, OutputParser, TextSpan
+from gateway_svc.text.output_parser import CONTENT, AnswerPart, OutputParser, TextSpan
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from gateway_svc.chat.answering import AnswerParser
+from gateway_svc.chat.calls_or_answer import AnswerParser
 from gateway_svc.chat.guard import GuardedParser
-from gateway_svc.chat.thinking import ThinkingParser
-from gateway_svc.chat.tool_calls.call_parser import CallRules
-from gateway_svc.chat.tool_calls.formats import NONE, TOOL_FORMATS
-from gateway_svc.text.parts import OutputParser
+from gateway_svc.chat.output_formats import NONE, TOOL_FORMATS
+from gateway_svc.chat.reasoning import ReasoningParser
+from gateway_svc.chat.tool_calls.call_parser_base import CallRules
+from gateway_svc.text.output_parser import OutputParser
 from svc_common.errors import InvalidArgument
 
 
@@ -36,7 +36,7 @@ class ChatParsing:
         """Make a parser for that choice's output; None = all of it is content."""
         parser = self._call_parser(choice)
         if self.reasoning_format != NONE:
-            parser = ThinkingParser(parser, is_open=self.reasoning_open)
+            parser = ReasoningParser(parser, is_open=self.reasoning_open)
         return None if parser is None else GuardedParser(parser)
 
     def _call_parser(self, choice: int) -> OutputParser | None:

@@ -4,7 +4,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
 
-from gateway_svc.chat.answering import answer_rules
+from gateway_svc.chat.calls_or_answer import answer_rules
 from gateway_svc.chat.conversation import (
     ANY_PARAMETERS,
     NO_ARGUMENTS,
@@ -14,14 +14,14 @@ from gateway_svc.chat.conversation import (
     template_variables,
     told_tools,
 )
+from gateway_svc.chat.output_formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
-from gateway_svc.chat.tool_calls.formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.checks import validation
+from gateway_svc.checks.tokenized_constraints import compiled_grammar
 from gateway_svc.checks.tool_checks import is_forced
 from gateway_svc.checks.validation import ResolvedRequest, SamplingDefaults
-from gateway_svc.checks.wording import compiled_grammar
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import InvalidArgument

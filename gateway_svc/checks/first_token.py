@@ -13,7 +13,7 @@ from svc_common import constraints, wire_arrays
 
 
 class FirstTokens(Protocol):
-    """Interface needed of the model's grammar compiler (`bundle.TextModel`)."""
+    """Interface needed of the model's grammar compiler (`text_model.TextModel`)."""
 
     def first_tokens(self, grammar: common_pb2.Grammar) -> NDArray[np.bool_]:
         """Return bool [vocabulary]: tokens that an output of a grammar, known to compile, may begin with."""

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway_svc.checks.conjunctions import MAX_CONJOINED, most_conjoined
+from gateway_svc.checks.schema_patterns import MAX_CONJOINED, most_conjoined
 from protos.common.v1 import common_pb2
 from svc_common.constraints import GRAMMAR_FIELDS
 from svc_common.errors import InvalidArgument

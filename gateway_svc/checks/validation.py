@@ -24,9 +24,9 @@ from gateway_svc.checks.parameter_checks import (
     check_stop,
     check_surroundings,
 )
+from gateway_svc.checks.tokenized_constraints import Wording, bad_word_sequences, compiled_grammar
 from gateway_svc.checks.tool_checks import check_tools
 from gateway_svc.checks.violations import Violations
-from gateway_svc.checks.wording import Wording, bad_word_sequences, compiled_grammar
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2

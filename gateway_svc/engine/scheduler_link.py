@@ -74,7 +74,7 @@ class SchedulerLink:
         self.state = LinkState()
         self.on_state: Callable[[], None] = lambda: None
 
-    # --- for the pipeline --------------------------------------------------------------------------------------------
+    # --- for the generator -------------------------------------------------------------------------------------------
 
     def submit(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.text.detokenizer import TextSegment
-from gateway_svc.text.parts import CONTENT, REASONING, AnswerPart, PartKind
+from gateway_svc.text.output_parser import CONTENT, REASONING, AnswerPart, PartKind
 from gateway_svc.text.text_stream import Piece, TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

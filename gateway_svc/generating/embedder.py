@@ -6,8 +6,8 @@ from gateway_svc.checks.validation import ResolvedRequest
 from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import timing_of
+from gateway_svc.generating.generator import off_loop_if_long, wait_for_model
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import off_loop_if_long, wait_for_model
 from gateway_svc.generating.vectors import as_asked
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans, GenerationSpan

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from gateway_svc.calls import Call
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.settings import GatewaySettings
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from gateway_svc.waiting import NO_MODEL, SCHEDULER_AWAY, Waiting
 from protos.common.v1 import common_pb2
 from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable

@@ -1,1 +1,1 @@
-"""OpenAI's API over HTTP, as a bridge over the pipeline."""
+"""OpenAI's API over HTTP."""

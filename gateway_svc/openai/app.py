@@ -1,4 +1,4 @@
-"""ASGI application of the HTTP API: OpenAI's API over the pipeline, and health for load balancers."""
+"""ASGI application of the HTTP API: OpenAI's API, and health for load balancers."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.generating.embedder import Embedder
+from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
-from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.http.io import Reply
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
@@ -24,13 +24,13 @@ from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
-from gateway_svc.openai.text_routes import TextRoutes
+from gateway_svc.openai.tokenize_routes import TextRoutes
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
 
 
 def openai_app(
-    pipeline: GenerationPipeline,
+    generator: Generator,
     embedder: Embedder,
     catalog: ModelCatalog,
     intake: CallIntake,
@@ -39,9 +39,9 @@ def openai_app(
     metrics: GatewayMetrics,
 ) -> Starlette:
     """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
-    door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(pipeline, catalog)
-    completions = Generations(CompletionRequest, CompletionShape(), pipeline, catalog)
-    chat = Generations(ChatCompletionRequest, ChatShape(), pipeline, catalog)
+    door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
+    completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
+    chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),

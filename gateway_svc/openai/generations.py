@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Event, Generation
+from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import GenerationPipeline
 from gateway_svc.http.io import Reply
 from gateway_svc.openai.answers.answer import HttpAnswer
 from gateway_svc.openai.answers.answer_options import AnswerOptions
@@ -31,12 +31,12 @@ class Generations:
         self,
         cls: type[CompletionRequest] | type[ChatCompletionRequest],
         shape: AnswerShape,
-        pipeline: GenerationPipeline,
+        generator: Generator,
         catalog: ModelCatalog,
     ) -> None:
         self._cls = cls
         self._shape = shape
-        self._pipeline = pipeline
+        self._generator = generator
         self._catalog = catalog
 
     async def respond(self, http: HttpRequest, call: Call, reply: Reply) -> None:
@@ -65,7 +65,7 @@ class Generations:
             if isinstance(message, pb.ChatRequest):
                 await settle_roles(message, call, self._catalog)
             part = call if len(messages) == 1 else _part(call, i)
-            generations.append(await stack.enter_async_context(self._pipeline.generate(part, message)))
+            generations.append(await stack.enter_async_context(self._generator.generate(part, message)))
         return self._answer(call, messages, generations, request.options()), generations, call.stream
 
     def _answer(

@@ -11,7 +11,7 @@ from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
-from gateway_svc.openai.text_routes import DetokenizeRequest, TokenizeRequest
+from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from svc_common.version import VERSION
 
 _ERROR = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway_svc.text.parts import CONTENT, AnswerPart
+from gateway_svc.text.output_parser import CONTENT, AnswerPart
 
 REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 32

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gateway_svc.text.detokenizer import TextSegment
-from gateway_svc.text.parts import AnswerPart, OutputParser, TextSpan
+from gateway_svc.text.output_parser import AnswerPart, OutputParser, TextSpan
 
 
 @dataclass(slots=True)

@@ -6,11 +6,11 @@ Pure; used by the gateway and in process by `quire.LLM`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.detokenizer import TextSegment
+from gateway_svc.text.output_parser import CONTENT, OutputParser
 from gateway_svc.text.partition import Partition
-from gateway_svc.text.parts import CONTENT, OutputParser
 from gateway_svc.text.stop_strings import StopMatcher
+from gateway_svc.text.text_model import TextModel
 
 
 @dataclass(slots=True)

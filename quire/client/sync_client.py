@@ -23,11 +23,11 @@ import grpc
 from protos.inference.v1 import inference_pb2 as pb
 from quire.client import messages
 from quire.client.async_client import AsyncClient
+from quire.client.call_plan import CallPlan
 from quire.client.calls import GATEWAY, typed_errors
 from quire.client.chat_messages import ChatOptions, Message
 from quire.client.connections import Credentials, Gateways, blocking_channel
 from quire.client.messages import EventMerger, Prompt, RequestOptions
-from quire.client.openings import CallPlan
 from quire.client.outputs import EmbeddingRequestOutput, ModelCard, RequestOutput
 from quire.client.retrying import RetryPolicy
 from quire.client.sampling_params import PoolingParams, SamplingParams

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
-from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.generating.choice_events import ChoiceEvents
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2

@@ -14,7 +14,7 @@ from quire_tools.simulated_worker import bundle as simulated_bundle
 from quire_tools.simulated_worker.cache import SimulatedCache, mix
 from worker_svc.rows.options import Rule
 from worker_svc.rows.table import RowTable
-from worker_svc.sampling.draws import DrawPlan
+from worker_svc.sampling.draw_plan import DrawPlan
 from worker_svc.sampling.step_results import Tops
 
 U64Array = NDArray[np.uint64]

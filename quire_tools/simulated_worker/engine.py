@@ -25,7 +25,8 @@ from worker_svc.adapters.table import AdapterTable
 from worker_svc.engine import Finished, Progress
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
 from worker_svc.rows.table import ChangeLimits, PackedTokens, RowTable, StepBatch
-from worker_svc.sampling.draws import DrawPlan, Settled, plan_draws, settle
+from worker_svc.sampling.draft_verification import Settled, settle
+from worker_svc.sampling.draw_plan import DrawPlan, plan_draws
 from worker_svc.sampling.step_results import Candidates, StepResults, Yield
 
 U64Array = NDArray[np.uint64]

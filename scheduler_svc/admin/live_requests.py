@@ -5,8 +5,8 @@ from collections import Counter
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.admin.messages import numbers_message
 from scheduler_svc.observe.explanations import Explanations
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest
+from scheduler_svc.requests.request_book import RequestBook
 from svc_common.clock import unix_ns
 
 _MOST_LISTED = 1_000

@@ -7,7 +7,7 @@ from scheduler_svc.admin.messages import pool_message
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.clock import monotonic_ns

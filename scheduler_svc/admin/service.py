@@ -28,7 +28,7 @@ from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.errors import InvalidArgument, Unavailable
 from svc_common.net import rpc

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scheduler_svc.core.parts.deadlines import Deadlines
+from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.state import CoreState
 from svc_common.errors import AlreadyExists, InvalidArgument, OutOfRange

@@ -3,14 +3,14 @@
 Preemption to free blocks for others is in `parts/preemption.py`.
 """
 
-from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.plan import EndedSequence
+from scheduler_svc.core.plans_in_flight import PlansInFlight
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 
 
-def fail(step: int, why: str, state: CoreState, flights: Flights) -> list[EndedSequence]:
+def fail(step: int, why: str, state: CoreState, flights: PlansInFlight) -> list[EndedSequence]:
     """Handle a plan that the worker could not run: end its sequences with the error `why` (beams: the whole
     group).
 
@@ -31,7 +31,7 @@ def fail(step: int, why: str, state: CoreState, flights: Flights) -> list[EndedS
     return ended
 
 
-def send_back(groups: list[Group], state: CoreState, flights: Flights) -> None:
+def send_back(groups: list[Group], state: CoreState, flights: PlansInFlight) -> None:
     """Requeue groups at the front of the waiting queue, in their order; their results in flight are ignored."""
     sequences = [sequence for group in groups for sequence in group.live]
     for group in reversed(groups):
@@ -43,7 +43,7 @@ def send_back(groups: list[Group], state: CoreState, flights: Flights) -> None:
     flights.discard(sequences)
 
 
-def lose_memory(state: CoreState, flights: Flights) -> None:
+def lose_memory(state: CoreState, flights: PlansInFlight) -> None:
     """Requeue all running and swapped groups in order; drop plans in flight, worker state and cached prefixes."""
     flights.clear()
     for group in reversed([*state.running, *state.swapped]):
@@ -58,7 +58,7 @@ def lose_memory(state: CoreState, flights: Flights) -> None:
     state.cache.reset_prefixes()
 
 
-def lose_lane(lane: int, state: CoreState, flights: Flights) -> None:
+def lose_lane(lane: int, state: CoreState, flights: PlansInFlight) -> None:
     """Requeue the groups of a lost lane as if they had never been placed on one.
 
     Cache state is dropped before `group.lane` is cleared, because the caches find it by lane.

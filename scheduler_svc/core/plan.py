@@ -133,7 +133,7 @@ class StepResult:
     - `logprobs`: of `tokens` or `children`, where samples are ranked.
     - `failed`: error messages of sequences that failed while the step succeeded.
     - `mask_s`: seconds by which a sequence's grammar delayed the step beyond what grammars usually take
-      (`mask_pace`).
+      (`slow_masks`).
     - `column`: given instead of `tokens` for the plan's fast-decode rows: int64, one token per row in order, -1
       = none.
     - `duration_s`: time the worker took, 0 = unknown; used only to pay off mask time.

@@ -165,9 +165,9 @@ class Group:
     - `ticket`: order of entering the running queue.
     - `is_steady`: its counters are held by the fast decode path (`SteadyRows`).
     - `lane`: where it was planned last; some placements never change it.
-    - `num_charged`: output tokens charged to its tenant while it runs (`tenant_shares`).
+    - `num_charged`: output tokens charged to its tenant while it runs (`tenant_accounts`).
     - `mask_debt_s`, `is_paused`: seconds by which its grammar masks delayed steps, and whether it sits out
-      steps for that (`mask_pace`).
+      steps for that (`slow_masks`).
     - `waits_for`, `seen_heads`: the last reason reported for it, and the journal's head-of-line counter at that
       time.
     """

@@ -14,20 +14,20 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import PoolReport
 from block_manager.pool import PoolCounts
 from scheduler_svc.core import lost_work
-from scheduler_svc.core.flights import Flights
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.deadlines import Deadlines
 from scheduler_svc.core.parts.interfaces import InspectablePart, Placement, Progress
 from scheduler_svc.core.parts.phases import Phase
 from scheduler_svc.core.parts.preemption import RECOMPUTE
+from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
+from scheduler_svc.core.plan_builder import PlanBuilder
+from scheduler_svc.core.plans_in_flight import PlansInFlight
 from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 from svc_common.errors import InvalidArgument, ResourceExhausted
 
 
@@ -62,7 +62,7 @@ class Scheduler:
         self._placement = placement
         self._progress = progress
         self._outputs = outputs
-        self._flights = Flights(state)
+        self._flights = PlansInFlight(state)
         self._views = list(views)
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -305,50 +305,50 @@ class Scheduler:
     def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
         limits = self._state.limits
         self._state.journal.begin(self.step + 1, now)
-        draft = StepDraft(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
-        draft.has_own_worker = self.has_worker_per_lane
-        draft.ended += self._outputs.before_plan(self._state)
+        builder = PlanBuilder(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
+        builder.has_own_worker = self.has_worker_per_lane
+        builder.ended += self._outputs.before_plan(self._state)
         self._state.masks.begin_plan(self._state.running, self._state.steady)
         for phase in self._phases:
-            phase.run(self._state, draft)
+            phase.run(self._state, builder)
         if is_last:
-            self._end_what_is_stuck(draft)
-        if draft.entries or not draft.steady:  # rows of fast decode commit nothing
-            draft.commit(self._state)
+            self._end_what_is_stuck(builder)
+        if builder.entries or not builder.steady:  # rows of fast decode commit nothing
+            builder.commit(self._state)
         self.step += 1
-        plan = draft.seal(self.step, self._state)
+        plan = builder.seal(self.step, self._state)
         self._state.journal.step = self.step + 1
-        self._take_off(plan, draft)
+        self._take_off(plan, builder)
         return plan
 
-    def _take_off(self, plan: StepPlan, draft: StepDraft) -> None:
-        for entry in draft.entries.values():
+    def _take_off(self, plan: StepPlan, builder: PlanBuilder) -> None:
+        for entry in builder.entries.values():
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
         is_empty = plan.is_empty
-        if draft.takes_lane or not is_empty:
+        if builder.takes_lane or not is_empty:
             self._placement.on_planned(plan.lane, plan.step)
         if is_empty:
             self._placement.on_result(plan.step)  # an empty plan has an empty result
         else:
-            self._flights.take_off(plan, draft)
+            self._flights.take_off(plan, builder)
 
-    def _end_what_is_stuck(self, draft: StepDraft) -> None:
+    def _end_what_is_stuck(self, builder: PlanBuilder) -> None:
         """End the head of line when nothing runs and nothing can, so that the requests behind it are served.
 
         A swapped group is first recomputed instead: if it was swapped out during its prefill, the rest of its
         prompt must be computed in the step that swaps it in, and that may exceed the token budget of a step.
         """
-        idle = self._state.requests and not (draft.entries or draft.steady or draft.ended or self._flights)
+        idle = self._state.requests and not (builder.entries or builder.steady or builder.ended or self._flights)
         idle = bool(idle) and not self._state.is_warming_up
         if self._state.masks.on_plan(is_empty=idle) or not self._state.guard.on_plan(is_empty=idle):
             return
         if self._state.swapped:
             group = self._state.swapped.pop(0)
             lost_work.restart(group, self._state)
-            draft.preempted.append((group.request.request_id, RECOMPUTE))
+            builder.preempted.append((group.request.request_id, RECOMPUTE))
         else:
             group = next(iter(self._state.running), None) or self._state.waiting.peek()
-            draft.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
+            builder.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
 
     def _charge_masks(self, name: str, seconds: float) -> None:
         """Charge mask time to the sequence's group, and to its tenant as an equivalent number of tokens."""

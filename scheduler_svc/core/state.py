@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
 from scheduler_svc.core.fast_decode.rows import SteadyRows
-from scheduler_svc.core.journal import Journal
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import CostBook
-from scheduler_svc.core.parts.mask_pace import MaskPace
 from scheduler_svc.core.parts.output_lengths import OutputLengths
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import GroupQueue
-from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
+from scheduler_svc.core.parts.slow_masks import SlowMasks
+from scheduler_svc.core.parts.tenant_accounts import NobodyCounts, ServiceAccount
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
+from scheduler_svc.core.wait_journal import WaitJournal
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class CoreState:
     max_total_tokens: int
     guard: ProgressGuard
     steady: SteadyRows
-    journal: Journal = field(default_factory=Journal)
+    journal: WaitJournal = field(default_factory=WaitJournal)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     costs: CostBook = field(default_factory=CostBook)
-    masks: MaskPace = field(default_factory=MaskPace)
+    masks: SlowMasks = field(default_factory=SlowMasks)
     account: ServiceAccount = field(default_factory=NobodyCounts)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)

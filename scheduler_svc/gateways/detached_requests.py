@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest
+from scheduler_svc.requests.request_book import RequestBook
 
 CallLater = Callable[[float, Callable[[], None]], object]
 

@@ -19,8 +19,8 @@ from scheduler_svc.gateways.output_messages import (
 )
 from scheduler_svc.gateways.resubmission import attached_elsewhere, meant_by_attach, meant_by_submit
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.requests.submission import Submission, parse
 from svc_common.clock import monotonic_ns
 from svc_common.errors import Aborted, InvalidArgument, QuireError

@@ -7,7 +7,7 @@ from scheduler_svc.gateways.detached_requests import CallLater, DetachedRequests
 from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
 from scheduler_svc.gateways.output_messages import queue_message
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from svc_common.clock import monotonic_ns
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Resolution of an id to an existing request: a gateway's own after a lost stream, or one that another reader continues."""
 
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, OutputReader
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.requests.submission import Submission
 from svc_common.errors import Aborted, AlreadyExists, NotFound
 

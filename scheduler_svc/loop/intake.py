@@ -10,9 +10,9 @@ from protos.common.v1 import common_pb2
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.stop_rules import check_stop
 from scheduler_svc.observe.recording.recorder import AnyCore
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.requests.submission import to_core
 from svc_common.errors import QuireError, Unavailable
 
@@ -31,7 +31,7 @@ class LoopIntake:
         """End requests that were stopped, cancelled or expired."""
         if self._book.inputs.has_ends:
             self._take_asked(core)
-        for live in self._book.take_expired():
+        for live in self._book.deadlines.take_expired():
             self.leave_core(live, core)
             self._book.expire(live)
 

@@ -13,8 +13,8 @@ from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
 from svc_common.errors import Unavailable

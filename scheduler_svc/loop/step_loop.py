@@ -33,7 +33,7 @@ from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
@@ -236,7 +236,7 @@ class StepLoop:
         return _CHECK_S if seconds is None else min(seconds, _CHECK_S)
 
     def _seconds_to_deadline(self, at_most_s: float | None) -> float | None:
-        deadline_ns = self._book.next_deadline_ns()
+        deadline_ns = self._book.deadlines.earliest()
         if deadline_ns is None:
             return at_most_s
         seconds = max(0.0, (deadline_ns - monotonic_ns()) / NS_PER_S)

@@ -12,9 +12,9 @@ from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepRecord
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode, note_heads, now_of
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
+from scheduler_svc.requests.request_book import RequestBook
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import NotFound, QuireError
 from svc_common.public_ids import meanings

@@ -1,10 +1,10 @@
-"""Errors that requests end with: by the core's error text of a sequence, and at the deadline."""
+"""Errors that requests end with, by the core's error text of a sequence."""
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.workers import row_failures
 from svc_common import constraints
-from svc_common.errors import DeadlineExceeded, Internal, QuireError
+from svc_common.errors import Internal, QuireError
 
 
 def sequence_error(why: str, submission: Submission) -> QuireError:
@@ -19,10 +19,3 @@ def sequence_error(why: str, submission: Submission) -> QuireError:
     if why.startswith(row_failures.MASK_BUDGET) and grammar:
         return constraints.mask_budget([grammar], float(why.removeprefix(row_failures.MASK_BUDGET)))
     return Internal(why, reason="STEP_FAILED")
-
-
-def deadline_passed(*, was_started: bool) -> DeadlineExceeded:
-    """The error that a request ends with when its deadline passes."""
-    if was_started:
-        return DeadlineExceeded("the deadline passed while the request ran", reason="DURING_DECODE")
-    return DeadlineExceeded("the deadline passed before the request could be started", reason="EXPIRED_IN_QUEUE")

@@ -20,7 +20,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.adapters import AdapterRegistry
+from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement, CacheCounts
 from scheduler_svc.workers.loading import LoadedWorker, WorkerLoader
 from svc_common.clock import NS_PER_S

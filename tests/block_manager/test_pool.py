@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from block_manager import integrity
-from block_manager.free_queue import FreeQueue
+from block_manager.eviction_queue import EvictionQueue
 from block_manager.hashing import HashChain
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
@@ -15,7 +15,7 @@ from block_manager.pool import BlockPool
 @given(st.lists(st.integers(0, 9), max_size=60))
 def test_free_queue_is_a_list_with_fast_removal(ops: list[int]) -> None:
     """Every operation agrees with a plain list."""
-    queue, model = FreeQueue(8, 1), list(range(1, 8))
+    queue, model = EvictionQueue(8, 1), list(range(1, 8))
     for op in ops:
         if op == 9 and model:
             assert queue.pop() == model.pop(0)
@@ -31,7 +31,7 @@ def test_free_queue_is_a_list_with_fast_removal(ops: list[int]) -> None:
 def test_an_empty_queue_says_so() -> None:
     """IndexError, not a wrong block."""
     with pytest.raises(IndexError):
-        FreeQueue(1, 1).pop()
+        EvictionQueue(1, 1).pop()
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 5))

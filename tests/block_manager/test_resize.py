@@ -6,14 +6,14 @@ from block_manager import integrity
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
-from block_manager.free_queue import FreeQueue
+from block_manager.eviction_queue import EvictionQueue
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool, FreeBlocks
 
 
 def _pools() -> list[BlockPool]:
     free: list[FreeBlocks] = [
-        FreeQueue(6),
+        EvictionQueue(6),
         FreeStack(range(6)),
         StackThenEvictor(range(6), keep_all=True),
         StackThenEvictor(range(6), keep_all=False),

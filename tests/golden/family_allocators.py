@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.compat.allocators_2023 import CachedAllocator
-from block_manager.compat.evictor import LruEvictor
+from block_manager.compat.evictor_vllm import LruEvictor
 from block_manager.compat.free_stack import StackThenEvictor
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.pool import BlockPool

@@ -36,7 +36,7 @@ ELSEWHERE = ("tests/clients/", "tests/compose/stand_ins/", "benchmarks/compare/o
 """Programs that run in environments of their own."""
 
 PRIVATE_PARTS = {
-    "tokenizers": ("gateway_svc/text/bundle.py", "._resize_cache("),
+    "tokenizers": ("gateway_svc/text/text_model.py", "._resize_cache("),
     "torch": ("worker_svc/invariance.py", "._parameters"),
     "transformers": ("worker_svc/model/checkpoint.py", "._model_mapping["),
     "typer": ("quire/cli/groups.py", "from typer.core import"),

@@ -11,10 +11,10 @@ from block_manager.hashing import HashChain
 from block_manager.pool import BlockPool
 from scheduler_svc.core.outputs import AtOnce
 from scheduler_svc.core.plan import StepOutcome, StepPlan
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 from tests.simulation.checker import Promise, judge
 from tests.simulation.runs import expected_streams, live, promise, run
 from tests.simulation.scenarios import scenario
@@ -169,10 +169,10 @@ def mix_prefixes_up(patch: pytest.MonkeyPatch) -> None:
 
 def free_too_early(patch: pytest.MonkeyPatch) -> None:
     """A sequence's first block is on the free list while the sequence runs."""
-    append = StepDraft.extend
+    append = PlanBuilder.extend
 
     def careless(
-        self: StepDraft, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0
+        self: PlanBuilder, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0
     ) -> None:
         append(self, sequence, num_tokens, state, num_lookahead)
         ledger = state.cache.ledger
@@ -181,7 +181,7 @@ def free_too_early(patch: pytest.MonkeyPatch) -> None:
             ledger.gpu.refs[block] = 0
             ledger.gpu._free(block)
 
-    patch.setattr(StepDraft, "extend", careless)
+    patch.setattr(PlanBuilder, "extend", careless)
     patch.setattr(BlockPool, "release", lambda self, blocks: None)
 
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
+from worker_svc.device.last_tokens import LastTokens
 from worker_svc.device.queue import DeviceQueue
-from worker_svc.device.tokens import LastTokens
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
-from worker_svc.model.packed_model import PackedModel
 from worker_svc.model.pooling import PoolingSums
+from worker_svc.model.row_model import RowModel
 from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, StepBatch
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling import prompt_scores
@@ -66,7 +66,7 @@ class Forward:
     rows may.
     """
 
-    model: PackedModel
+    model: RowModel
     table: RowTable
     rule: RowRule
     pools: PoolingSums

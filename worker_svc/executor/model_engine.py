@@ -10,7 +10,7 @@ import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
-from worker_svc.adapters.model_adapters import AdapterLimits, Adapters
+from worker_svc.adapters.adapter_loading import AdapterLimits, Adapters
 from worker_svc.device import malloc_tuning
 from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
@@ -23,7 +23,7 @@ from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
 from worker_svc.rows.table import ChangeLimits, RowTable
-from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
 from worker_svc.settings import WorkerSettings
 

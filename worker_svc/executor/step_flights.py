@@ -11,7 +11,7 @@ from svc_common import clock
 from worker_svc.device.queue import Fetched
 from worker_svc.rows.batch import BoolArray, Promise, StepBatch
 from worker_svc.rows.options import IntArray
-from worker_svc.sampling.draws import DrawPlan
+from worker_svc.sampling.draw_plan import DrawPlan
 from worker_svc.sampling.row_sampler import Drawing
 from worker_svc.sampling.step_results import StepResults
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from protos.worker.v1 import worker_pb2
 from worker_svc.executor.step_flights import StepInFlight
 from worker_svc.rows.options import IntArray
-from worker_svc.sampling.draws import Settled, settle
+from worker_svc.sampling.draft_verification import Settled, settle
 from worker_svc.sampling.row_sampler import NOTHING, Drawn
 from worker_svc.sampling.step_results import Candidates, StepResults, Yield
 

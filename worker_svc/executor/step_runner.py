@@ -15,8 +15,8 @@ from paged_kernels.registry import GreedyKernel
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
+from worker_svc.device.last_tokens import LastTokens
 from worker_svc.device.queue import DeviceQueue
-from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.step_flights import PendingStep, StepInFlight
@@ -24,12 +24,12 @@ from worker_svc.executor.step_landing import Landed, landed, promised_tokens, re
 from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
 from worker_svc.model.cache_engine import CacheEngine
-from worker_svc.model.packed_model import PackedModel
+from worker_svc.model.row_model import RowModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns
 from worker_svc.rows.table import Promise, RowTable, StepBatch
 from worker_svc.sampling import prompt_scores
-from worker_svc.sampling.draws import DrawPlan, plan_draws
-from worker_svc.sampling.proposer import DraftAsk, NgramProposer, Proposer
+from worker_svc.sampling.draft_proposer import DraftAsk, NgramProposer, Proposer
+from worker_svc.sampling.draw_plan import DrawPlan, plan_draws
 from worker_svc.sampling.row_sampler import Drawing, RowSampler, StepMasks
 from worker_svc.sampling.sampler import TORCH_DRAWS, TokenDraws
 from worker_svc.sampling.sampler import greedy as torch_greedy
@@ -48,7 +48,7 @@ class StepRunner:
 
     def __init__(
         self,
-        model: PackedModel,
+        model: RowModel,
         cache: CacheEngine,
         rows: RowTable,
         rule: RowRule,

@@ -26,7 +26,7 @@ from worker_svc.model import architecture, attention, bundle, checkpoint, memory
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
-from worker_svc.model.packed_model import PackedModel
+from worker_svc.model.row_model import RowModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import Quantization, WorkerSettings
 
@@ -45,7 +45,7 @@ class LoadedModel:
     sampling on the device. `greedy`: argmax of logits.
     """
 
-    model: PackedModel
+    model: RowModel
     limits: common_pb2.ModelLimits
     bundle: bytes
     shape: CacheShape
@@ -152,7 +152,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
-    model = PackedModel(loaded, kernels)
+    model = RowModel(loaded, kernels)
     calls = model.probe(max_model_len)
     sizes = {"block_size": settings.block_size, "max_model_len": max_model_len}
     shape = architecture.check_calls(loaded, found.text_config, calls, **sizes)

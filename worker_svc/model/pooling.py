@@ -3,8 +3,8 @@
 How a step uses it (`step_runner.py`):
 
   row with a pooling task is added  -> `check_added` before anything changes, then `Pools.open`
-  `pools.wants(batch.rows)`         -> the step runs `PackedModel.logits_and_hidden`, or `PackedModel.hidden` if no row
-                                       samples; otherwise `PackedModel.logits`
+  `pools.wants(batch.rows)`         -> the step runs `RowModel.logits_and_hidden`, or `RowModel.hidden` if no row
+                                       samples; otherwise `RowModel.logits`
   after the passes                  -> `pools.step(hidden, batch.rows, packed.row_offsets, batch.reaches_end)` returns the
                                        finished vectors, one WorkerOutputs.embeddings each, and forgets their rows
   rows are removed, a step is void  -> `Pools.forget`

@@ -19,7 +19,7 @@ from worker_svc.rows.changes import StepChanges
 from worker_svc.rows.options import IntArray, LongArray, Rule
 from worker_svc.rows.table import RowTable
 from worker_svc.sampling import logprobs as scores
-from worker_svc.sampling.draws import DrawPlan
+from worker_svc.sampling.draw_plan import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
 from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
 from worker_svc.sampling.sampler import greedy as torch_greedy

@@ -1,4 +1,4 @@
-"""Interface of grammars: the tokens that a row may draw next, as bit masks. `grammar.py` implements it.
+"""Interface of grammars: the tokens that a row may draw next, as bit masks. `grammar_masks.py` implements it.
 
 The step runner reports changes of rows and requests masks for the tokens about to be drawn. An implementation
 keeps one state per row: its grammar after all tokens that the row has committed. This module imports neither

@@ -1,4 +1,4 @@
-"""WorkerService: maps worker.proto's calls to lifecycle and pipeline.
+"""WorkerService: maps worker.proto's calls to lifecycle and steps.
 
 Only this file (and `app.py`) touches gRPC calls.
 
@@ -15,7 +15,7 @@ from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common.errors import InvalidArgument
 from svc_common.net import rpc
 from worker_svc.shell.lifecycle import Lifecycle
-from worker_svc.shell.pipeline import StepPipeline
+from worker_svc.shell.owned_steps import OwnedSteps
 from worker_svc.shell.step_stream import StepStream
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -25,13 +25,13 @@ CHUNK_BYTES = 2**20
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """The RPC handlers. Their only state is the calls' own tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, pipeline: StepPipeline, identity: rpc.Identity) -> None:
-        self._lifecycle, self._pipeline, self._identity = lifecycle, pipeline, identity
+    def __init__(self, lifecycle: Lifecycle, owned_steps: OwnedSteps, identity: rpc.Identity) -> None:
+        self._lifecycle, self._owned_steps, self._identity = lifecycle, owned_steps, identity
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:
         """Identity, state and limits of the worker."""
         described = worker_pb2.DescribeResponse(
-            identity=self._identity.message(), state=self._lifecycle.state, epoch=self._pipeline.epoch
+            identity=self._identity.message(), state=self._lifecycle.state, epoch=self._owned_steps.epoch
         )
         if self._lifecycle.limits is not None:
             described.limits.CopyFrom(self._lifecycle.limits)
@@ -94,7 +94,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """Receive steps and send results while the scheduler owns the worker."""
         async with rpc.errors_to_status(context):
             steps = aiter(request_iterator)
-            stream = self._pipeline.open(await _first(steps))
+            stream = self._owned_steps.open(await _first(steps))
             reader = asyncio.create_task(self._read(stream, steps), name=f"run-{stream.number}")
             # Not only in `finally`: if the call ends while a message is being sent, this generator is never
             # resumed.
@@ -107,16 +107,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _leave(self, stream: StepStream, reader: asyncio.Task[None]) -> None:
         reader.cancel()
-        self._pipeline.close(stream)
+        self._owned_steps.close(stream)
 
     async def _read(self, stream: StepStream, steps: AsyncIterator[worker_pb2.SchedulerOutputs]) -> None:
-        """Feed the pipeline until the peer ends the stream or makes an error."""
+        """Take steps until the peer ends the stream or makes an error."""
         try:
             await stream.room()
             async for message in steps:
                 if stream.is_ended:
                     return
-                self._pipeline.receive(stream, message)
+                self._owned_steps.receive(stream, message)
                 await stream.room()
         except Exception as error:
             stream.fail(error)

@@ -7,7 +7,7 @@ from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.answers.outputs import Json, Output, OutputEvent, Prompt
 from gateway_svc.openai.answers.shapes import AnswerShape
 from gateway_svc.openai.answers.token_entries import TokenEntries
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from protos.inference.v1 import inference_pb2 as pb
 
 Json = dict[str, Any]

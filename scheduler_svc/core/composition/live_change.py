@@ -7,8 +7,8 @@ from typing import Any
 from block_manager.pool import BlockPool
 from scheduler_svc.core.composition import presets, task_policies
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.parts.fair_queue import FairQueue
 from scheduler_svc.core.parts.queues import GroupQueue
-from scheduler_svc.core.parts.tenant_queue import FairQueue
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec, as_written
 from scheduler_svc.core.state import CoreState

@@ -9,7 +9,7 @@ from block_manager.compat.vllm_2023 import Vllm2023Rules
 from block_manager.hashing import HashRename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.v1_rules import V1PoolRules
 from scheduler_svc.core.composition import task_policies
 from scheduler_svc.core.fast_decode.outputs import SteadyOutputs
 from scheduler_svc.core.fast_decode.rows import SteadyRows
@@ -19,22 +19,22 @@ from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
 from scheduler_svc.core.parts.admission_forecast import PeakForecastAdmission
 from scheduler_svc.core.parts.costs import CostBook, Costs
-from scheduler_svc.core.parts.deadlines import Deadlines, DropExpired
+from scheduler_svc.core.parts.fair_queue import FairQueue, TellsShares
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.lane_choice import SingleLane
 from scheduler_svc.core.parts.ordering import AgingPriority, Fcfs, Priority
 from scheduler_svc.core.parts.phases import AdmissionPart, Phase
-from scheduler_svc.core.parts.placement import SingleLane
 from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
 from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.parts.step_shares import StepShares
-from scheduler_svc.core.parts.tenant_queue import FairQueue, TellsShares
-from scheduler_svc.core.parts.tenant_shares import NobodyCounts, ServiceAccount
+from scheduler_svc.core.parts.tenant_accounts import NobodyCounts, ServiceAccount
+from scheduler_svc.core.parts.waiting_deadlines import Deadlines, DropExpired
 from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
-from scheduler_svc.core.policies.mixed.make_way import MakeWay
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
-from scheduler_svc.core.policies.mixed.mixed_swapped import BehindSwapped, MixedSwapIns
+from scheduler_svc.core.policies.mixed.rank_preemption import RankPreemption
+from scheduler_svc.core.policies.mixed.swap_in import BehindSwapped, MixedSwapIns
 from scheduler_svc.core.policies.vllm_v0.decode import Decodes
 from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
 from scheduler_svc.core.policies.vllm_v0.prefill import Prefills
@@ -44,9 +44,9 @@ from scheduler_svc.core.policies.vllm_v0.swapped import SwapIns
 from scheduler_svc.core.policies.vllm_v0.v0 import DecodeThenPrefill, PrefillOrDecode
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "quire"
@@ -206,7 +206,9 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     first: list[Phase] = []
     if spec.makes_way and pool is not None:
         margin_s, max_loras = spec.margin_s, spec.max_loras
-        first.append(MakeWay(ordering, step_shares, progress, least_lost, pool, margin_s=margin_s, max_loras=max_loras))
+        first.append(
+            RankPreemption(ordering, step_shares, progress, least_lost, pool, margin_s=margin_s, max_loras=max_loras)
+        )
     if not spec.fast_path or spec.sliding_window is not None or pool is None:
         return progress, outputs, [*first, running, *rest]
     steady = SteadyRunning(running, step_shares, state.steady, progress, pool)

@@ -1,8 +1,8 @@
 """Build schedulers of Chitu's three task policies, which differ in phase and placement."""
 
 from block_manager.hashing import HashRename
-from block_manager.rules.ranked import RankedRules
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.per_rank import PerRankRules
+from block_manager.rules.v1_rules import V1PoolRules
 from scheduler_svc.core.fast_decode.rows import SteadyRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
@@ -24,14 +24,14 @@ from scheduler_svc.core.policies.chitu.tasks import TaskShares
 from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold, RecoveringOutputs
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.windows import BehindWindow
 from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
-TaskParts = tuple[V1PoolRules | RankedRules, OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
+TaskParts = tuple[V1PoolRules | PerRankRules, OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
 
 
 def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRename | None) -> Scheduler:
@@ -99,7 +99,7 @@ def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> Tas
 
 
 def _ranks(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
-    cache = RankedRules(pools)
+    cache = PerRankRules(pools)
     shares = TaskShares(OneUnderWay(), cache)
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
     affinity = PrefixAffinity(cache, spec.dp_prefix_affinity)

@@ -2,20 +2,20 @@
 
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.phases import AdmissionVerdict
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class OpenGate:
     """Base of checks without a gate and without state."""
 
-    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+    def gate(self, state: CoreState, builder: PlanBuilder) -> bool:
         """Return True."""
         return True
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """Return ENTER."""
         return AdmissionVerdict.ENTER
 
@@ -26,7 +26,7 @@ class OpenGate:
 class MaxSeqs(OpenGate):
     """Run no more than `max_num_seqs` sequences at a time."""
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """STOP if there would be more."""
         num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
         if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
@@ -41,10 +41,10 @@ class LoraSlots(OpenGate):
     def __init__(self, max_loras: int) -> None:
         self._max_loras = max_loras
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """SKIP if there would be more."""
         lora_id = group.request.lora_id
-        if not lora_id or lora_id in draft.lora_ids or len(draft.lora_ids) < self._max_loras:
+        if not lora_id or lora_id in builder.lora_ids or len(builder.lora_ids) < self._max_loras:
             return AdmissionVerdict.ENTER
         state.journal.skip(group, Reason.LORA_SLOTS, adapter=lora_id, limit=self._max_loras)
         return AdmissionVerdict.SKIP
@@ -61,17 +61,17 @@ class Delay(OpenGate):
         self._prev_prompt = False
         self._last_prompt_latency = 0.0
 
-    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+    def gate(self, state: CoreState, builder: PlanBuilder) -> bool:
         """Open if the oldest waited long enough, or no group runs.
 
         As in vLLM, a second call in a step clears the flag that the last step had prompts.
         """
         if self._prev_prompt:
-            self._last_prompt_latency = draft.now - self._prev_time
-        self._prev_time, self._prev_prompt = draft.now, False
+            self._last_prompt_latency = builder.now - self._prev_time
+        self._prev_time, self._prev_prompt = builder.now, False
         if self._factor <= 0 or not len(state.waiting) or not state.running:
             return True
-        waited_s = draft.now - min(group.request.arrival_time for group in state.waiting)
+        waited_s = builder.now - min(group.request.arrival_time for group in state.waiting)
         delay_s = self._factor * self._last_prompt_latency
         if waited_s > delay_s:
             return True
@@ -89,7 +89,7 @@ class WholeBatch(OpenGate):
     This is the baseline that continuous batching is compared with.
     """
 
-    def gate(self, state: CoreState, draft: StepDraft) -> bool:
+    def gate(self, state: CoreState, builder: PlanBuilder) -> bool:
         """Open while a batch is being assembled: until the worker holds its first sequence."""
         if not state.running or state.running[0].live[0].name not in state.on_worker:
             return True
@@ -109,10 +109,10 @@ class PatientSlots(OpenGate):
         self._ordering = ordering
         self._patience_s = patience_s
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """SKIP, or STOP for a request that is `patience_s` late."""
-        verdict = self._slots.check(group, state, draft)
-        if verdict is not AdmissionVerdict.SKIP or draft.now <= self._ordering.key(group)[0] + self._patience_s:
+        verdict = self._slots.check(group, state, builder)
+        if verdict is not AdmissionVerdict.SKIP or builder.now <= self._ordering.key(group)[0] + self._patience_s:
             return verdict
         state.journal.stop(group, Reason.LORA_SLOTS, adapter=group.request.lora_id, limit=self._max_loras)
         return AdmissionVerdict.STOP

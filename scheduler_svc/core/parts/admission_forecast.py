@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.phases import AdmissionVerdict
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 Floats = NDArray[np.float64]
 
@@ -68,17 +68,17 @@ class PeakForecastAdmission(OpenGate):
     def __init__(self, caution: float) -> None:
         self._least = self._caution = caution
         self._num_lost = self._num_ended = 0
-        self._draft: StepDraft | None = None
+        self._draft: PlanBuilder | None = None
         self._demand: BlockDemand | None = None
         self._num_used = 0
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """STOP if the forecast peak exceeds the capacity."""
-        if not state.running or group is draft.favoured or group is state.guard.favourite:
+        if not state.running or group is builder.favoured or group is state.guard.favourite:
             return AdmissionVerdict.ENTER
         size = state.limits.block_size
         capacity = state.cache.capacity_tokens // size - state.cache.watermark_blocks
-        demand = self._running(state, draft, capacity) + self._of([group], state)
+        demand = self._running(state, builder, capacity) + self._of([group], state)
         peak = demand.peak(self._num_used, size)
         if peak <= capacity:
             self._demand = demand
@@ -90,10 +90,10 @@ class PeakForecastAdmission(OpenGate):
         """Drop the demand computed for this step."""
         self._draft = self._demand = None
 
-    def _running(self, state: CoreState, draft: StepDraft, capacity: int) -> BlockDemand:
+    def _running(self, state: CoreState, builder: PlanBuilder, capacity: int) -> BlockDemand:
         """Demand of the groups running at the first check of the step and of those admitted since."""
-        if self._demand is None or self._draft is not draft:
-            self._draft = draft
+        if self._demand is None or self._draft is not builder:
+            self._draft = builder
             self._learn(state)
             usable = capacity + state.cache.watermark_blocks
             self._num_used = usable - state.cache.num_free_gpu

@@ -5,10 +5,10 @@ from typing import Protocol
 from scheduler_svc.core.errors import StepFailed
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.interfaces import Ordering
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState, leave_to_siblings
-from scheduler_svc.core.step_draft import StepDraft
 
 RECOMPUTE = "recompute"
 SWAP = "swap"
@@ -47,13 +47,13 @@ class Recompute:
         """The victim that the choice function names."""
         return self._choose(candidates)
 
-    def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+    def preempt(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         """Free all blocks of the group."""
         state.guard.on_preempted(group, state.running)
         lost = sum(sequence.num_computed_tokens for sequence in group.live)
         state.num_lost_tokens += lost
         state.journal.leaves(
-            group, QueueKind.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(draft)
+            group, QueueKind.WAITING, Reason.PREEMPTED, mode=RECOMPUTE, lost_tokens=lost, by=_by(builder)
         )
         for sequence in group.live:
             state.cache.release(sequence)
@@ -61,7 +61,7 @@ class Recompute:
             sequence.status = SequenceStatus.PREEMPTED
             sequence.num_preemptions += 1
             sequence.restart()
-        draft.preempted.append((group.request.request_id, RECOMPUTE))
+        builder.preempted.append((group.request.request_id, RECOMPUTE))
         return RECOMPUTE
 
 
@@ -76,34 +76,34 @@ class SwapOrRecompute(Recompute):
         self._mode = mode
         self._fails_step = fails_step
 
-    def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+    def preempt(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         """Preempt the group. StepFailed if it must be swapped, the host is full and `fails_step` is set."""
         mode = self._mode or (RECOMPUTE if group.max_num_running_seqs == 1 else SWAP)
         if mode == RECOMPUTE:
-            return super().preempt(group, state, draft)
+            return super().preempt(group, state, builder)
         if state.cache.can_swap_out(group.live):
-            return self._swap_out(group, state, draft)
+            return self._swap_out(group, state, builder)
         if self._fails_step:
-            raise StepFailed(group.request.request_id, list(draft.preempted))
-        return super().preempt(group, state, draft)
+            raise StepFailed(group.request.request_id, list(builder.preempted))
+        return super().preempt(group, state, builder)
 
-    def _swap_out(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+    def _swap_out(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         state.guard.on_preempted(group, state.running)
         leave_to_siblings(group)  # rules that swap each sequence separately do not keep sharing
         pairs = state.cache.swap_out(group.live)
-        draft.swap_out.add(group.request.request_id, pairs)
-        state.journal.leaves(group, QueueKind.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(draft))
+        builder.swap_out.add(group.request.request_id, pairs)
+        state.journal.leaves(group, QueueKind.SWAPPED, Reason.PREEMPTED, mode=SWAP, blocks=len(pairs), by=_by(builder))
         for sequence in group.live:
             state.leave_worker(sequence)
             sequence.status = SequenceStatus.SWAPPED
             sequence.num_preemptions += 1
-        draft.preempted.append((group.request.request_id, SWAP))
+        builder.preempted.append((group.request.request_id, SWAP))
         return SWAP
 
 
-def _by(draft: StepDraft) -> str:
+def _by(builder: PlanBuilder) -> str:
     """Id of the request for which the victim is preempted, "" if there is none."""
-    return draft.in_need.request.request_id if draft.in_need is not None else ""
+    return builder.in_need.request.request_id if builder.in_need is not None else ""
 
 
 class LeastLost:
@@ -140,17 +140,17 @@ class LeastLost:
             key=lambda group: (self.loss(group, state), -group.ticket),
         )
 
-    def preempt(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+    def preempt(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         """Preempt by the cheaper mode, or the configured one."""
-        part = self._swap if self.mode(group, state, draft) == SWAP else self._recompute
-        return part.preempt(group, state, draft)
+        part = self._swap if self.mode(group, state, builder) == SWAP else self._recompute
+        return part.preempt(group, state, builder)
 
-    def mode(self, group: Group, state: CoreState, draft: StepDraft) -> str:
+    def mode(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         """The mode it would be preempted by now.
 
         Recompute if a copy-on-write copy of this step was withdrawn: the target block has no contents to swap.
         """
-        if self._mode == RECOMPUTE or any(s.name in draft.torn for s in group.live):
+        if self._mode == RECOMPUTE or any(s.name in builder.torn for s in group.live):
             return RECOMPUTE
         if self._mode == SWAP:
             return SWAP

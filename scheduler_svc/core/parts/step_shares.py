@@ -5,9 +5,9 @@ import numpy as np
 from block_manager.cache_rules import PrefixHit
 from scheduler_svc.core.fast_decode.blocks import RowProgress
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 Share = tuple[Sequence, int]
 
@@ -16,21 +16,21 @@ class StepShares:
     """Decide how many tokens of a step each sequence gets. Asking changes nothing.
 
     All phases of mixed policies ask here: the running groups, swapped and waiting ones, fast decode, and the
-    forecast of `MakeWay`. A further limit on a step's tokens, such as one on its prompt tokens, belongs here.
+    forecast of `RankPreemption`. A further limit on a step's tokens, such as one on its prompt tokens, belongs here.
     """
 
     def __init__(self, progress: RowProgress) -> None:
         self._progress = progress
 
-    def left(self, draft: StepDraft, num_reserved: int = 0) -> int:
+    def left(self, builder: PlanBuilder, num_reserved: int = 0) -> int:
         """Tokens of the step that are free once others got `num_reserved`; negative if they want more than that."""
-        return draft.budget.token_budget - draft.budget.num_tokens - num_reserved
+        return builder.budget.token_budget - builder.budget.num_tokens - num_reserved
 
-    def running(self, group: Group, state: CoreState, draft: StepDraft) -> list[Share]:
+    def running(self, group: Group, state: CoreState, builder: PlanBuilder) -> list[Share]:
         """Tokens of each sequence of a running or swapped group; empty while it must wait."""
         live = group.live
         wanted = [(s, self._num_wanted(s, state)) for s in live]
-        left = self.left(draft)
+        left = self.left(builder)
         if len(live) == 1:
             return [(s, min(n, left)) for s, n in wanted if min(n, left) > 0]
         return joint_shares(wanted, left)
@@ -39,13 +39,13 @@ class StepShares:
         """Tokens that a waiting sequence would take of an empty step, behind its cached prefix."""
         return _capped(sequence.num_tokens - hit.num_tokens, state)
 
-    def starting(self, num_wanted: int, state: CoreState, draft: StepDraft, num_reserved: int = 0) -> int:
+    def starting(self, num_wanted: int, state: CoreState, builder: PlanBuilder, num_reserved: int = 0) -> int:
         """Of the tokens that a waiting group wants, those that it gets besides `num_reserved` for others; 0 = none."""
-        left = self.left(draft, num_reserved)
+        left = self.left(builder, num_reserved)
         return max(0, min(num_wanted, left)) if num_wanted <= left or state.limits.chunked_prefill else 0
 
     def plain(
-        self, rows: SteadyRows, others: list[Group], state: CoreState, draft: StepDraft
+        self, rows: SteadyRows, others: list[Group], state: CoreState, builder: PlanBuilder
     ) -> tuple[Ints, list[Share]] | None:
         """The rows that take one token each, and the shares of the other running groups; None if the step is not plain.
 
@@ -56,7 +56,7 @@ class StepShares:
         if int(wanted.max()) > 1:
             return None
         scheduled = np.flatnonzero(wanted > 0)
-        left = self.left(draft, len(scheduled))
+        left = self.left(builder, len(scheduled))
         if left < 0:
             return None
         shares: list[Share] = []
@@ -74,7 +74,7 @@ class StepShares:
 
     def _num_wanted(self, sequence: Sequence, state: CoreState) -> int:
         """Tokens that a sequence with blocks would take of an empty step; 0 while it waits for a result or sits out
-        (`mask_pace`).
+        (`slow_masks`).
         """
         if sequence.group.is_paused:
             return 0

@@ -35,7 +35,7 @@ class PolicySpec(TaskKnobs):
     - `num_spec_tokens`: draft tokens per step.
     - `batch_queue`: maximum number of plans in flight.
     - `fast_path`: fast decode, which makes equal decisions; can be turned off for comparison.
-    - `tenant_fairness`: waiting tenants are served in turn, by tokens (`tenant_queue`).
+    - `tenant_fairness`: waiting tenants are served in turn, by tokens (`fair_queue`).
 
     Settings of the policy `quire`:
 

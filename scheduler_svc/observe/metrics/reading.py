@@ -11,7 +11,7 @@ from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.observability.metrics import MetricSpec, Values

@@ -9,9 +9,9 @@ from typing import Any
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import codec, file_format
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
 from scheduler_svc.observe.recording.segment_buffer import Held, PackedSegment, RecordingSegment, SegmentBuffer
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 from svc_common.version import VERSION
 
 
@@ -32,9 +32,9 @@ class RecordBuffer:
     tokens. `freezer`: makes the records of plans, for others too.
     """
 
-    def __init__(self, segment_steps: int, max_bytes: int, *, verbatim: bool, alias: Alias | None = None) -> None:
+    def __init__(self, segment_steps: int, max_bytes: int, *, verbatim: bool, alias: TokenAlias | None = None) -> None:
         self.is_on = segment_steps > 0 and max_bytes > 0
-        self.rename = None if verbatim or not self.is_on else alias or Alias.drawn()
+        self.rename = None if verbatim or not self.is_on else alias or TokenAlias.drawn()
         self.freezer = PlanFreezer()
         self._grown = asyncio.Event()
         self._packer = ThreadPoolExecutor(1, thread_name_prefix="recording")

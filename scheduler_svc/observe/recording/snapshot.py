@@ -21,9 +21,9 @@ from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.inputs import PLAIN_FIELDS, RequestRecord, Tokens, plain_values, token_ids
 from scheduler_svc.observe.recording.object_graph import GraphError, GraphReader, GraphWriter, Special
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 
 _I32 = np.dtype("<i4")
 
@@ -51,7 +51,7 @@ def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     core.state.steady.dissolve()
     with _no_collecting():
         taker = _Taker(core, records)
-        writer = GraphWriter(taker.specials(), nothing=Alias)
+        writer = GraphWriter(taker.specials(), nothing=TokenAlias)
         taker.value = writer.value
         return CoreSnapshot(writer.document(core), taker.taken(), taker.records)
 

@@ -1,15 +1,15 @@
 """Cache rules of data-parallel ranks: a pool for each, one account of all."""
 
 from block_manager import integrity
-from block_manager.rules.ranked import RankedRules
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.per_rank import PerRankRules
+from block_manager.rules.v1_rules import V1PoolRules
 from tests.support.core.sequences import KnownSequence, go_on, prompt, start
 
 
-def ranked(num_ranks: int = 2, *, num_blocks: int = 5, caching: bool = False) -> RankedRules:
+def ranked(num_ranks: int = 2, *, num_blocks: int = 5, caching: bool = False) -> PerRankRules:
     """Pools of four usable blocks of four tokens."""
     sizes = {"block_size": 4, "num_gpu_blocks": num_blocks, "num_cpu_blocks": 0, "max_model_len": 64}
-    return RankedRules([V1PoolRules.make(**sizes, prefix_caching=caching) for _ in range(num_ranks)])
+    return PerRankRules([V1PoolRules.make(**sizes, prefix_caching=caching) for _ in range(num_ranks)])
 
 
 def test_a_rank_is_not_helped_by_the_others() -> None:

@@ -7,7 +7,7 @@ import pytest
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, CacheRules, PrefixHit
 from block_manager.rules.quire_rules import QuireRules
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.v1_rules import V1PoolRules
 from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, start
 
 SIZE = 4

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.composition.live_change import reconfigure
-from scheduler_svc.core.parts.tenant_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
-from scheduler_svc.core.parts.tenant_shares import OUTPUT_WEIGHT
+from scheduler_svc.core.parts.fair_queue import BURST_TOKENS, CLASS_TOKENS, FairQueue
+from scheduler_svc.core.parts.tenant_accounts import OUTPUT_WEIGHT
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import MOST_CLASSES, Request
 from scheduler_svc.core.scheduler import Scheduler

@@ -9,12 +9,12 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway_svc.chat.output_formats import TOOL_FORMATS
 from gateway_svc.chat.parsing import ChatParsing
-from gateway_svc.chat.tool_calls.formats import TOOL_FORMATS
 from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gateway_svc.checks.conjunctions import most_conjoined
 from gateway_svc.checks.first_token import check_first_token
+from gateway_svc.checks.schema_patterns import most_conjoined
 from protos.common.v1 import common_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument

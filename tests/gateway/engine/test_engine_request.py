@@ -133,7 +133,7 @@ async def test_many_prompts_go_in_several_messages() -> None:
 def test_the_pure_pieces_need_no_grpc() -> None:
     """`quire.LLM` uses them in process: no transport, no event loop, no torch."""
     program = (
-        "import sys, gateway_svc.text.text_stream, gateway_svc.checks.validation, gateway_svc.text.bundle\n"
+        "import sys, gateway_svc.text.text_stream, gateway_svc.checks.validation, gateway_svc.text.text_model\n"
         "assert not {'grpc', 'asyncio', 'torch', 'transformers', 'starlette', 'uvicorn'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

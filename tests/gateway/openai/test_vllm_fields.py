@@ -7,11 +7,11 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
-from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.checks.validation import SamplingDefaults
-from gateway_svc.text.bundle import TextModel
 from gateway_svc.text.chat_template import ChatTemplate
+from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.inference.v1 import inference_pb2 as pb
 from protos.worker.v1 import worker_pb2

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from tests.support import checkpoints

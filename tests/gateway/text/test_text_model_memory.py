@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import tokenizers
 
-from gateway_svc.text.bundle import MAX_CACHED_WORDS, TextModel
+from gateway_svc.text.text_model import MAX_CACHED_WORDS, TextModel
 from quire_tools.simulated_worker import bundle as simulated_bundle
 from tests.support.services import models
 

@@ -21,13 +21,13 @@ from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.observe.counterfactual.past_step import PastStep, replan
 from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import changes, codec
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.difference import first_difference
 from scheduler_svc.observe.recording.events import PlanEvent
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import Replayer, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 from svc_common.errors import ConfigError, OutOfRange
 from tests.support.core.builders import answer, make_request
 from tests.support.core.recorded_lives import recorded
@@ -43,7 +43,7 @@ def _contention() -> tuple[list[RecordingSegment], int]:
     """A request that fills the pool but for 2 blocks, and from some step on another that needs 4; the step after it came."""
     limits = CoreLimits(4, 17, 64, max_num_seqs=4, max_num_batched_tokens=64)
     buffer = SegmentBuffer(3, 2**30)
-    alias = Alias(b"key")
+    alias = TokenAlias(b"key")
     core: Any = RecordingCore(presets.build("vllm-v1", limits, rename=alias), buffer, lambda: _Clock.now)
     core.add(make_request("big", 52, 8))
     for step in range(3):
@@ -214,7 +214,7 @@ class _SimulatedClock:
 
 
 def _run(
-    policy: str, num_seqs: int, buffer: SegmentBuffer | None = None, alias: Alias | None = None
+    policy: str, num_seqs: int, buffer: SegmentBuffer | None = None, alias: TokenAlias | None = None
 ) -> SimulationHistory:
     """A real run of that policy, recorded where there is a buffer."""
     limits = CoreLimits(16, 400, 512, max_num_seqs=num_seqs, max_num_batched_tokens=512)
@@ -228,7 +228,7 @@ def _run(
 
 def test_predictions_are_near() -> None:
     """The recorded policy with twice as many places, and two others: medians of TTFT and TPOT within 20 % of a real run of them."""
-    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    buffer, alias = SegmentBuffer(200, 2**30), TokenAlias(b"key")
     was = _run("vllm-v1", 6, buffer, alias).figures()
     segments = [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()]
     assert replay(segments).identical
@@ -247,7 +247,7 @@ def test_predictions_are_near() -> None:
 
 def test_recorded_figures_are_those_of_the_run() -> None:
     """Times are read from the recording as the run itself had them."""
-    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    buffer, alias = SegmentBuffer(200, 2**30), TokenAlias(b"key")
     was = _run("vllm-v1", 6, buffer, alias).figures()
     observed = Observed()
     Replayer(observed).run(codec.decode(codec.encode(segment, alias)) for segment in buffer.segments())
@@ -264,7 +264,7 @@ def test_recorded_figures_are_those_of_the_run() -> None:
 
 def test_who_is_censored() -> None:
     """Requests that the recording does not see end: counted, and ended where it leaves them."""
-    buffer, alias = SegmentBuffer(200, 2**30), Alias(b"key")
+    buffer, alias = SegmentBuffer(200, 2**30), TokenAlias(b"key")
     _run("vllm-v1", 6, buffer, alias)
     segments = [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()]
     cut = segments[: len(segments) // 2]

@@ -14,7 +14,7 @@ from scheduler_svc.core.plan import SequenceTokens
 from scheduler_svc.gateways.gateway_table import FrontendTable
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.book import RequestBook
+from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
 from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.policies.mixed.make_way import MakeWay
+from scheduler_svc.core.policies.mixed.rank_preemption import RankPreemption
 from scheduler_svc.core.spec.abilities import unread_settings
 from scheduler_svc.policy.assembly import choose
 from scheduler_svc.policy.choice import WorkerSize
@@ -47,7 +47,7 @@ def test_room_for_the_important_ends_with_the_order_that_it_needs(order: str) ->
     """Under another order than by age nothing makes way, and the values in force say so; asked for all the same, it is refused."""
     choice = choose("quire", [f"policy={order}"])
     core = choice.build(choice.core_limits(WORKER))
-    assert not any(isinstance(part, MakeWay) for part in core.parts)
+    assert not any(isinstance(part, RankPreemption) for part in core.parts)
     values = choice.effective()
     assert (values["makes_way"], values["margin_s"], values["patience_s"]) == (False, None, None)
     with pytest.raises(ConfigError, match=r"makes_way=true: needs start times \(policy=aged\)"):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from scheduler_svc.adapter_names import adapter_paths
-from scheduler_svc.workers.adapters import AdapterRegistry
+from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument, NotFound, QuireError, Unavailable
 from tests.support.services.harness import run_async
 

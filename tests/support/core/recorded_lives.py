@@ -8,10 +8,10 @@ from typing import Any
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.observe.recording import codec, file_format
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.file_format import RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment, SegmentBuffer
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 from svc_common.errors import ConfigError
 from tests.support.core.lives import Life
 from tests.support.core.preset_lives import happen
@@ -38,7 +38,7 @@ class RecordedLife(Life):
     """A life with a recorder. `buffer` holds what is recorded; `num_changes`: live changes of policy and limits."""
 
     def __init__(
-        self, setting: Setting, *, segment_steps: int = 10, max_bytes: int = 2**30, alias: Alias | None
+        self, setting: Setting, *, segment_steps: int = 10, max_bytes: int = 2**30, alias: TokenAlias | None
     ) -> None:
         super().__init__(setting)
         self.alias = alias
@@ -90,11 +90,11 @@ def _or_same(choice: Any, key: str, value: Any) -> Any:
 
 
 def recorded(
-    policy: str, seed: int, *, num_events: int = 0, changes: bool = True, alias: Alias | None = None, **buffer: int
+    policy: str, seed: int, *, num_events: int = 0, changes: bool = True, alias: TokenAlias | None = None, **buffer: int
 ) -> RecordedLife:
     """One random life under that policy, from its first request to its last. `buffer`: of `RecordedLife`."""
     rng = random.Random(f"recorded {policy} {seed}")
-    life = RecordedLife(random_setting(policy, rng), alias=alias or Alias(KEY), **buffer)
+    life = RecordedLife(random_setting(policy, rng), alias=alias or TokenAlias(KEY), **buffer)
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(num_events or rng.randint(20, 120)):
         _happen(life, busy, rng, changes=changes)
@@ -105,7 +105,7 @@ def recorded(
 def recorded_steps(policy: str, seed: int, num_steps: int, *, segment_steps: int) -> RecordedLife:
     """The same with at least so many steps; only its end is checked."""
     rng = random.Random(f"recorded {policy} {seed}")
-    life = RecordedLife(random_setting(policy, rng), alias=Alias(KEY), segment_steps=segment_steps)
+    life = RecordedLife(random_setting(policy, rng), alias=TokenAlias(KEY), segment_steps=segment_steps)
     while life.num_steps < num_steps:
         _happen(life, 0.6, rng, changes=True)
     return _over(life)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from block_manager.cache_rules import AllocStatus, Growth, PrefixHit
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.v1_rules import V1PoolRules
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from gateway_svc.chat.parsing import ChatParsing
-from gateway_svc.text.parts import OutputParser, PartKind, TextSpan
+from gateway_svc.text.output_parser import OutputParser, PartKind, TextSpan
 
 NAMES = ("get_weather", "add")
 

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models as tokenizer_models
 
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from svc_common.grammars import CHOICE, JSON_SCHEMA, LARK, REGEX
-from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.token_masks import MaskAsk, num_words
 
 TINY = Path(__file__).resolve().parents[3] / "models" / "tiny"

@@ -13,7 +13,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from tests.support.worker.builders import Row, step
 from worker_svc.rows.table import ChangeLimits, RowTable
-from worker_svc.sampling.draws import plan_draws
+from worker_svc.sampling.draw_plan import plan_draws
 from worker_svc.sampling.row_sampler import Drawn, RowSampler
 from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks
 

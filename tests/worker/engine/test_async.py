@@ -23,14 +23,14 @@ from tests.support.worker.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Schedul
 from tests.support.worker.builders import Change, Row, rare, step, tokens_by_row
 from tests.support.worker.driver import make_engine
 from tests.support.worker.sampled_rows import GRAMMAR, ToyMasks, toy_allows
+from worker_svc.device.last_tokens import LastTokens
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
-from worker_svc.device.tokens import LastTokens
 from worker_svc.engine import DeviceLost
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_flights import StepInFlight
 from worker_svc.executor.step_runner import StepRunner
-from worker_svc.model.packed_model import PackedModel
-from worker_svc.sampling.proposer import NgramProposer
+from worker_svc.model.row_model import RowModel
+from worker_svc.sampling.draft_proposer import NgramProposer
 from worker_svc.sampling.row_sampler import RowSampler
 
 ROOT = Path(__file__).parents[3]
@@ -171,7 +171,7 @@ def test_sampling_waits_for_the_token_that_a_grammar_needs(engine, monkeypatch):
     streams = FakeStreams()
     equip(engine, StreamQueue(streams))
     note = streams.log.append
-    for owner, name in ((PackedModel, "logits"), (ToyMasks, "accept"), (ToyMasks, "fill")):
+    for owner, name in ((RowModel, "logits"), (ToyMasks, "accept"), (ToyMasks, "fill")):
         call = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, call=call, name=name: (note(name), call(*args))[1])
     sampling = common_pb2.ResolvedSampling(grammar=GRAMMAR)

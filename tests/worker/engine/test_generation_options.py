@@ -22,7 +22,7 @@ from tests.worker.engine.test_sampling_options import random_options
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_runner import StepRunner, _task_guard
 from worker_svc.sampling import prompt_scores
-from worker_svc.sampling.proposer import DraftAsk, NgramProposer
+from worker_svc.sampling.draft_proposer import DraftAsk, NgramProposer
 
 F32, U8 = wire_arrays.F32, wire_arrays.U8
 PROMPT = list(b"def main(argv: list[str]) -> int:\n    return 0\n")

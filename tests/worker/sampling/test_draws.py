@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from protos.worker.v1 import worker_pb2
 from tests.support.worker.builders import Change, Row, rare, step
 from worker_svc.rows.table import ChangeLimits, RowTable
-from worker_svc.sampling.draws import plan_draws, settle
-from worker_svc.sampling.proposer import DraftAsk, NgramProposer
+from worker_svc.sampling.draft_proposer import DraftAsk, NgramProposer
+from worker_svc.sampling.draft_verification import settle
+from worker_svc.sampling.draw_plan import plan_draws
 
 LIMITS = ChangeLimits(vocab_size=100, max_model_len=64, block_size=4, num_gpu_blocks=64, num_cpu_blocks=8)
 GRAMMAR, NOT_FINITE = worker_pb2.ROW_FLAG_GRAMMAR, worker_pb2.ROW_FLAG_NOT_FINITE

@@ -24,7 +24,7 @@ from tests.support.worker.grammar_rows import (
     regex,
     text_of,
 )
-from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.token_masks import MaskAsk, num_words
 
 SCHEMA = {

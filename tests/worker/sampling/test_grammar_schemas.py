@@ -21,7 +21,7 @@ from tests.support.worker.grammar_rows import (
     text_of,
 )
 from tests.support.worker.random_schemas import random_schema
-from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.grammar_masks import GrammarMasks
 
 NUM_SCHEMAS = 200
 

@@ -8,7 +8,7 @@ import tokenizers
 from quire_tools.simulated_worker import bundle as simulated_bundle
 from tests.support.services.models import fallback_tokenizer
 from tests.support.worker.grammar_rows import EOS_IDS, VOCAB_SIZE, allowed, choice, ids_of, new_masks, regex
-from worker_svc.sampling.grammar import GrammarMasks
+from worker_svc.sampling.grammar_masks import GrammarMasks
 
 SINGLE_BYTES = simulated_bundle.tokenizer_json()
 

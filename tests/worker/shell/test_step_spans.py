@@ -20,7 +20,7 @@ from worker_svc.shell.step_spans import StepClock, StepSpans
 
 
 class Traced:
-    """An engine whose steps are told to StepSpans, as the pipeline does."""
+    """An engine whose steps are told to StepSpans, as `OwnedSteps` does."""
 
     def __init__(self, interval: int = 1_000) -> None:
         self.exporter = InMemorySpanExporter()

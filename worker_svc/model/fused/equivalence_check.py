@@ -11,7 +11,7 @@ from worker_svc.invariance import FREE
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.input_batch import ModelInput, model_inputs
-from worker_svc.model.packed_model import PackedModel
+from worker_svc.model.row_model import RowModel
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
 _MIB = 2**20
 
 
-def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
+def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     """Fuse `model` if a trial shows equal results; otherwise its modules are used, with packed weights.
 
     With 8-bit weights, the modules of the trial have these too; a log line reports their deviation from full
@@ -42,7 +42,7 @@ def fuse_tried(model: PackedModel, given: Fusing, vocab_size: int) -> None:
     model.find_plain_head(_steps(given, vocab_size)[0])
 
 
-def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
+def _with_rounded_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
     with model.computed_by_modules():
         found = _hidden(model, given, vocab_size)
     log.info(
@@ -55,7 +55,7 @@ def _with_rounded_weights(model: PackedModel, given: Fusing, vocab_size: int, fu
     return found
 
 
-def _hidden(model: PackedModel, given: Fusing, vocab_size: int) -> torch.Tensor:
+def _hidden(model: RowModel, given: Fusing, vocab_size: int) -> torch.Tensor:
     """Last hidden states of all steps, starting with an empty cache."""
     num_blocks = 2 * _width(given)
     pool = torch.zeros(len(given.calls), 2, num_blocks, given.shape.block_elements, dtype=given.cache_dtype)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.rules.ranked import RankedRules
+from block_manager.rules.per_rank import PerRankRules
 
 
 class Draw(NamedTuple):
@@ -26,7 +26,7 @@ class PrefixAffinity:
     has more cached; None: affinity is off. Ties go to the less busy rank, then to the lower number.
     """
 
-    cache: RankedRules
+    cache: PerRankRules
     slack: int | None
 
     def draw(self, sequence: CachedSequence, num_owned: Sequence[int], has_room: Sequence[bool]) -> Draw | None:

@@ -6,7 +6,7 @@ A lane has one plan in flight, except a rank: each of its tasks waits for its ow
 from collections import deque
 from typing import Any
 
-from scheduler_svc.core.parts.placement import OneWorker
+from scheduler_svc.core.parts.lane_choice import OneWorker
 from scheduler_svc.core.request import Group
 
 

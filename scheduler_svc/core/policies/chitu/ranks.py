@@ -1,5 +1,6 @@
 """Chitu's data-parallel scheduler: a step is prefills on all ranks that have some, or else decodes on all ranks."""
 
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.policies.chitu.lanes import Ranks
 from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, has_rows
@@ -8,7 +9,6 @@ from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, pool
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class RankBatches:
@@ -36,14 +36,14 @@ class RankBatches:
         self._ranks.tasks_per_rank = self._ranks.depth = tasks_per_rank
         self._chunks = self._chunks_of(chunk_size)
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
-        """Plan the batch of the draft's rank."""
-        if draft.lane == 0:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
+        """Plan the batch of the plan's rank."""
+        if builder.lane == 0:
             self._decide(state)
-        batch, chunk_size = self._batches[draft.lane], self._chunks[draft.lane] if self._is_prefill else None
+        batch, chunk_size = self._batches[builder.lane], self._chunks[builder.lane] if self._is_prefill else None
         if batch:
-            room = Room.of_chunks(chunk_size, self._cache.num_free_of(draft.lane), draft)
-            give_all(batch, room, self._shares, state, draft)
+            room = Room.of_chunks(chunk_size, self._cache.num_free_of(builder.lane), builder)
+            give_all(batch, room, self._shares, state, builder)
 
     def _decide(self, state: CoreState) -> None:
         tasks = pool(state)

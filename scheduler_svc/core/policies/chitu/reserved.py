@@ -6,12 +6,12 @@ Chitu keeps no block accounts there; none of its recordings runs short of blocks
 
 from collections.abc import Iterable
 
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
 from scheduler_svc.core.policies.chitu.tasks import Given, Room, TaskShares, give_up
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class Reservation:
@@ -55,10 +55,10 @@ def has_rows(group: Group, entered: Iterable[Group], state: CoreState) -> bool:
     return True
 
 
-def give_all(batch: list[Group], room: Room, shares: TaskShares, state: CoreState, draft: StepDraft) -> None:
+def give_all(batch: list[Group], room: Room, shares: TaskShares, state: CoreState, builder: PlanBuilder) -> None:
     """Schedule the batch in order while tokens are left. A task that lacks blocks exceeds the whole pool and is ended."""
     for group in batch:
         if room.num_tokens <= 0:
             break
-        if shares.give(group, room, state, draft) is Given.NO_BLOCKS:
-            give_up(group, TOO_LARGE, state, draft)
+        if shares.give(group, room, state, builder) is Given.NO_BLOCKS:
+            give_up(group, TOO_LARGE, state, builder)

@@ -1,5 +1,6 @@
 """Chitu's skew scheduler: tasks are assigned to cache slots, and a step runs the tasks of one slot."""
 
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.chitu.lanes import SkewSlots
 from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, has_rows
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
@@ -7,7 +8,6 @@ from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, hold_up, p
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class SkewBatch:
@@ -37,23 +37,23 @@ class SkewBatch:
         assert len(sizes) == len(self._slots.sizes)
         self._order, self._slots.sizes, self._chunk_size = order, sizes, chunk_size
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Fill the slot and plan its batch."""
         tasks = pool(state)
         ready = [group for group in tasks if self._shares.is_ready(group)]
         if not any(self._counts(group) for group in ready):
             hold_up(state, Reason.LANE_BUSY)
             return
-        draft.takes_lane = True
-        self._fill(draft.lane, tasks, ready, state, draft)
-        residents = [group for group in self._slots.residents(draft.lane) if not group.is_paused]
-        batch, room = self._batch(residents, state, draft)
-        give_all(batch, room, self._shares, state, draft)
+        builder.takes_lane = True
+        self._fill(builder.lane, tasks, ready, state, builder)
+        residents = [group for group in self._slots.residents(builder.lane) if not group.is_paused]
+        batch, room = self._batch(residents, state, builder)
+        give_all(batch, room, self._shares, state, builder)
 
     def _counts(self, group: Group) -> bool:
         return self._order.admits(group) or (group.lane is not None and not self._strict_residents)
 
-    def _fill(self, lane: int, tasks: list[Group], ready: list[Group], state: CoreState, draft: StepDraft) -> None:
+    def _fill(self, lane: int, tasks: list[Group], ready: list[Group], state: CoreState, builder: PlanBuilder) -> None:
         """Add new tasks in score order: of the type of the slot's last task, or of the best new task if the slot
         is empty.
         """
@@ -63,7 +63,7 @@ class SkewBatch:
         if not newcomers or num_places <= 0:
             hold_up(state, Reason.LANE_BUSY)
             return
-        ranked = self._order.ranked(newcomers, draft.now, is_warming_up=state.is_warming_up)
+        ranked = self._order.ranked(newcomers, builder.now, is_warming_up=state.is_warming_up)
         last = residents[-1] if residents else ranked[0]
         chosen = [group for group in ranked if group.in_prefill is last.in_prefill]
         entered = [group for group in tasks if group.lane is not None or group.place is QueueKind.RUNNING]
@@ -75,7 +75,7 @@ class SkewBatch:
             entered.append(group)
         hold_up(state, Reason.LANE_BUSY if chosen else Reason.SLOT_TYPE)
 
-    def _batch(self, residents: list[Group], state: CoreState, draft: StepDraft) -> tuple[list[Group], Room]:
+    def _batch(self, residents: list[Group], state: CoreState, builder: PlanBuilder) -> tuple[list[Group], Room]:
         """All tasks of the slot; with chunks, only the prefills if the last one is a prefill.
 
         A prefill that took the place of a finished decode runs beside the decodes, uncut as far as the step
@@ -83,8 +83,8 @@ class SkewBatch:
         """
         num_blocks = state.cache.num_free_gpu
         if self._chunk_size is None or not (residents and residents[-1].in_prefill):
-            room = Room.of_chunks(None, num_blocks, draft)
+            room = Room.of_chunks(None, num_blocks, builder)
             room.is_whole = self._chunk_size is None
             return residents, room
         prefills = [group for group in residents if group.in_prefill]
-        return prefills, Room.of_chunks(self._chunk_size, num_blocks, draft)
+        return prefills, Room.of_chunks(self._chunk_size, num_blocks, builder)

@@ -12,10 +12,10 @@ from typing import Protocol
 from block_manager.cache_rules import CachedSequence, PrefixHit
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.parts.step_shares import Share, joint_shares
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Numbers, Reason
 from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class CountedBlocks(Protocol):
@@ -53,10 +53,10 @@ class Room:
 
     @classmethod
     def of_chunks(
-        cls, chunk_size: int | None, num_blocks: int, draft: StepDraft, short_of: Reason = Reason.NEED_BLOCKS
+        cls, chunk_size: int | None, num_blocks: int, builder: PlanBuilder, short_of: Reason = Reason.NEED_BLOCKS
     ) -> "Room":
         """Room for so many prompt tokens (None: prompts are not chunked), at most the step's remaining budget."""
-        left = draft.budget.num_tokens_left
+        left = builder.budget.num_tokens_left
         return cls(left if chunk_size is None else min(chunk_size, left), num_blocks, chunk_size is None, short_of)
 
     def lacks_tokens(self, need: int, budget: int) -> Given:
@@ -84,38 +84,38 @@ class TaskShares:
         self._cache = cache
 
     def is_ready(self, group: Group) -> bool:
-        """True if the task waits for no result and does not sit out (`mask_pace`)."""
+        """True if the task waits for no result and does not sit out (`slow_masks`)."""
         return not (group.is_paused or self.progress.is_under_way(group))
 
     def num_blocks_to_decode(self, groups: Sequence[Group]) -> int:
         """Blocks for one more token of each of their sequences."""
         return self._cache.num_blocks_to_extend([sequence for group in groups for sequence in group.live], 1)
 
-    def give(self, group: Group, room: Room, state: CoreState, draft: StepDraft) -> Given:
+    def give(self, group: Group, room: Room, state: CoreState, builder: PlanBuilder) -> Given:
         """Schedule as much of a task as there is room for."""
         if group.place is QueueKind.WAITING:
-            return self._start(group, room, state, draft)
-        shares = self._shares(group, room, draft)
+            return self._start(group, room, state, builder)
+        shares = self._shares(group, room, builder)
         if not shares:
             need = self.progress.num_pending(group.live[0]) if room.is_whole else 1
-            return room.lacks_tokens(need, draft.budget.token_budget)
+            return room.lacks_tokens(need, builder.budget.token_budget)
         num_blocks = self._cache.num_blocks_to_extend([sequence for sequence, _ in shares], shares[0][1])
         if num_blocks > room.num_blocks:
             return room.lacks_blocks(num_blocks)
         for sequence, num_tokens in shares:
-            draft.extend(sequence, num_tokens, state)
-            draft.add(sequence, num_tokens)
-            draft.budget.take(num_tokens)
+            builder.extend(sequence, num_tokens, state)
+            builder.add(sequence, num_tokens)
+            builder.budget.take(num_tokens)
         room.take(sum(num_tokens for _, num_tokens in shares), num_blocks)
         return Given.SHARE
 
-    def _start(self, group: Group, room: Room, state: CoreState, draft: StepDraft) -> Given:
+    def _start(self, group: Group, room: Room, state: CoreState, builder: PlanBuilder) -> Given:
         first, *siblings = live = group.live
         hit = state.cache.lookup(first)
-        draft.lookups.append((group.request.request_id, hit.num_tokens))
+        builder.lookups.append((group.request.request_id, hit.num_tokens))
         pending = first.num_tokens - hit.num_tokens
         if room.is_whole and pending > room.num_tokens:
-            given = room.lacks_tokens(pending, draft.budget.token_budget)
+            given = room.lacks_tokens(pending, builder.budget.token_budget)
             state.journal.stop(group, Reason.TOKEN_BUDGET, **room.lack)
             return given
         # Siblings compute the rest in later steps, and all sample together at the end.
@@ -126,14 +126,14 @@ class TaskShares:
             state.journal.stop(group, room.short_of, **room.lack)
             return given
         state.cache.admit(live, hit, num_tokens)
-        enter(group, hit.num_tokens, state, draft.now)
+        enter(group, hit.num_tokens, state, builder.now)
         if num_tokens:
-            draft.budget.take(num_tokens)
-            draft.add(first, num_tokens)
+            builder.budget.take(num_tokens)
+            builder.add(first, num_tokens)
         room.take(num_tokens, num_blocks)
         return Given.SHARE
 
-    def _shares(self, group: Group, room: Room, draft: StepDraft) -> list[Share]:
+    def _shares(self, group: Group, room: Room, builder: PlanBuilder) -> list[Share]:
         live = group.live
         wanted = [(sequence, self.progress.num_pending(sequence)) for sequence in live]
         if len(live) == 1:
@@ -141,7 +141,7 @@ class TaskShares:
             cut = pending > room.num_tokens
             return [(live[0], min(pending, room.num_tokens))] if pending and not (cut and room.is_whole) else []
         # The step in which all of them sample is never cut: smaller chunks would delay them forever.
-        least = min(len(live), draft.budget.num_tokens_left) if room.is_fresh else 0
+        least = min(len(live), builder.budget.num_tokens_left) if room.is_fresh else 0
         return joint_shares(wanted, max(room.num_tokens, least))
 
 
@@ -167,9 +167,9 @@ def enter(group: Group, num_computed_tokens: int, state: CoreState, now: float) 
         group.request.num_cached_tokens = num_computed_tokens
 
 
-def give_up(group: Group, why: str, state: CoreState, draft: StepDraft) -> None:
+def give_up(group: Group, why: str, state: CoreState, builder: PlanBuilder) -> None:
     """End a task that can never continue, so that others are served."""
-    draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+    builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
 
 
 def hold_up(state: CoreState, reason: Reason, **numbers: int | float | str) -> None:

@@ -9,10 +9,10 @@ from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, spl
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class SteadyRunning:
@@ -28,13 +28,13 @@ class SteadyRunning:
         self._cache = cache
         self._blocks = SteadyBlocks(rows, cache)
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Schedule running groups by fast decode, or else by `MixedRunning`."""
         loose = self._join(state) if len(state.running) > len(self._rows.members) else []
-        plain = self._shares.plain(self._rows, loose, state, draft) if self._rows.members else None
-        if plain is None or not self._take(*plain, state, draft):
+        plain = self._shares.plain(self._rows, loose, state, builder) if self._rows.members else None
+        if plain is None or not self._take(*plain, state, builder):
             self._rows.dissolve()
-            self._inner.run(state, draft)
+            self._inner.run(state, builder)
 
     def _join(self, state: CoreState) -> list[Group]:
         """Turn groups into rows where possible. Returns the running groups that are not rows, in order."""
@@ -56,7 +56,7 @@ class SteadyRunning:
                 found.append(group)
         return found[::-1]
 
-    def _take(self, scheduled: Ints, shares: list[Share], state: CoreState, draft: StepDraft) -> bool:
+    def _take(self, scheduled: Ints, shares: list[Share], state: CoreState, builder: PlanBuilder) -> bool:
         """Take blocks and register prefixes in running order, then update the counters.
 
         Returns False, and does nothing, if blocks are short.
@@ -75,12 +75,12 @@ class SteadyRunning:
         for sequence, num_tokens in shares:
             end = rows.row_of(sequence.group)
             crossing, full = self._take_rows(crossing, full, end, new_blocks)
-            self._inner.schedule(sequence, num_tokens, state, draft)
+            self._inner.schedule(sequence, num_tokens, state, builder)
         self._take_rows(crossing, full, len(rows.members), new_blocks)
         if len(scheduled):
-            draft.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
+            builder.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
         self._progress.on_scheduled_rows(rows, at)
-        draft.budget.take(len(scheduled))
+        builder.budget.take(len(scheduled))
         return True
 
     def _take_rows(self, crossing: Ints, full: Ints, end: int, new_blocks: dict[int, int]) -> tuple[Ints, Ints]:

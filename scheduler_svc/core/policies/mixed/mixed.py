@@ -9,10 +9,10 @@ from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.progress_guard import STUCK
 from scheduler_svc.core.parts.step_shares import Share, StepShares
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class MixedRunning:
@@ -26,46 +26,46 @@ class MixedRunning:
         self._preemption = preemption
         self._progress = progress
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Schedule running groups in order."""
         position = 0
-        while position < len(state.running) and not draft.budget.is_spent:
+        while position < len(state.running) and not builder.budget.is_spent:
             group = state.running[position]
-            shares = self._shares.running(group, state, draft)
+            shares = self._shares.running(group, state, builder)
             if shares:
-                position -= self._make_room(group, shares, state, draft)
+                position -= self._make_room(group, shares, state, builder)
                 if group.place is not QueueKind.RUNNING:
                     break
                 for sequence, num_tokens in shares:
-                    self.schedule(sequence, num_tokens, state, draft)
+                    self.schedule(sequence, num_tokens, state, builder)
             position += 1
 
-    def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, draft: StepDraft) -> None:
-        """Allocate blocks for `num_tokens`, which must be available, and add the sequence to the draft."""
-        draft.extend(sequence, num_tokens, state)
+    def schedule(self, sequence: Sequence, num_tokens: int, state: CoreState, builder: PlanBuilder) -> None:
+        """Allocate blocks for `num_tokens`, which must be available, and add the sequence to the plan."""
+        builder.extend(sequence, num_tokens, state)
         beyond = sequence.num_computed_tokens + num_tokens - sequence.num_tokens - sequence.num_placeholders
         num_drafts = max(0, beyond) if sequence.draft_token_ids else 0
         sequence.draft_token_ids = []
-        draft.add(sequence, num_tokens, num_drafts)
-        draft.budget.take(num_tokens)
+        builder.add(sequence, num_tokens, num_drafts)
+        builder.budget.take(num_tokens)
 
-    def _make_room(self, group: Group, shares: list[Share], state: CoreState, draft: StepDraft) -> int:
+    def _make_room(self, group: Group, shares: list[Share], state: CoreState, builder: PlanBuilder) -> int:
         """Preempt until the group fits or is preempted itself. Returns how many victims were already scheduled in
         this step.
         """
         num_withdrawn = 0
         while not self._fits(shares, state):
             if state.guard.is_hopeless(group, alone=len(state.running) == 1):
-                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 break
             candidates = state.guard.victims(state.running)
             victim = self._preemption.victim(candidates, group, state) if candidates else group
-            withdrawn = [draft.withdraw(sequence, state) for sequence in victim.live]
-            draft.budget.give_back(sum(withdrawn))
+            withdrawn = [builder.withdraw(sequence, state) for sequence in victim.live]
+            builder.budget.give_back(sum(withdrawn))
             num_withdrawn += any(withdrawn)
-            draft.in_need = group
-            leave(victim, self._preemption, state, draft)
-            draft.num_preempted += 1
+            builder.in_need = group
+            leave(victim, self._preemption, state, builder)
+            builder.num_preempted += 1
             for sequence in victim.live:
                 self._progress.on_preempted(sequence)
             if victim is group:
@@ -81,9 +81,9 @@ class MixedRunning:
 class CollectLoras:
     """Collect the adapters of all running groups, for `LoraSlots`."""
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
-        """Add the adapters of running groups to the draft."""
-        draft.lora_ids.update((g.request.lora_id, None) for g in state.running if g.request.lora_id > 0)
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
+        """Add the adapters of running groups to the plan."""
+        builder.lora_ids.update((g.request.lora_id, None) for g in state.running if g.request.lora_id > 0)
 
 
 class MixedWaiting:
@@ -94,33 +94,33 @@ class MixedWaiting:
         self._admission = admission
         self._progress = progress
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Start waiting groups in order."""
         if not len(state.waiting):
             return
-        if draft.num_preempted:
-            state.journal.stop_all(QueueKind.WAITING, Reason.STEP_PREEMPTS, preempted=len(draft.preempted))
+        if builder.num_preempted:
+            state.journal.stop_all(QueueKind.WAITING, Reason.STEP_PREEMPTS, preempted=len(builder.preempted))
             return
         skipped: list[Group] = []
-        num_started = self._start_in_order(skipped, state, draft)
-        if draft.budget.is_spent and len(state.waiting):
-            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, **draft.budget.shortage())
+        num_started = self._start_in_order(skipped, state, builder)
+        if builder.budget.is_spent and len(state.waiting):
+            state.journal.stop(state.waiting.peek(), Reason.TOKEN_BUDGET, **builder.budget.shortage())
         for group in reversed(skipped):
             state.waiting.push_front(group)
         for check in self._admission:
             check.close(num_started)
 
-    def _start_in_order(self, skipped: list[Group], state: CoreState, draft: StepDraft) -> int:
+    def _start_in_order(self, skipped: list[Group], state: CoreState, builder: PlanBuilder) -> int:
         """Start groups and return how many. Groups passed over are removed from the queue into `skipped`."""
         num_started = 0
-        while len(state.waiting) and not draft.budget.is_spent and gates_open(self._admission, state, draft):
+        while len(state.waiting) and not builder.budget.is_spent and gates_open(self._admission, state, builder):
             group = state.guard.next_of(state.waiting, QueueKind.WAITING)
             if group is None:
                 state.journal.stop_all(QueueKind.WAITING, Reason.MAKES_WAY)
                 break
-            verdict = first_refusal(self._admission, group, state, draft)
+            verdict = first_refusal(self._admission, group, state, builder)
             if verdict is AdmissionVerdict.ENTER:
-                verdict = self._start(group, state, draft)
+                verdict = self._start(group, state, builder)
             if verdict is AdmissionVerdict.STOP or (
                 verdict is AdmissionVerdict.SKIP and group is state.guard.favourite
             ):
@@ -130,49 +130,49 @@ class MixedWaiting:
                 skipped.append(state.waiting.pop())
         return num_started
 
-    def _start(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def _start(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         first = group.live[0]
         if not self._progress.may_resume(first):
             state.journal.stop(group, Reason.RESULT_PENDING)
             return AdmissionVerdict.STOP
         if first.num_tokens > state.cache.capacity_tokens:
-            give_up(group, state, draft)
+            give_up(group, state, builder)
             return AdmissionVerdict.REJECT
         hit = state.cache.lookup(first)
-        draft.lookups.append((group.request.request_id, hit.num_tokens))
+        builder.lookups.append((group.request.request_id, hit.num_tokens))
         num_wanted = self._shares.wanted_to_start(first, hit, state)
-        num_tokens = self._shares.starting(num_wanted, state, draft)
+        num_tokens = self._shares.starting(num_wanted, state, builder)
         if not num_tokens:
-            state.journal.stop(group, Reason.TOKEN_BUDGET, **draft.budget.shortage(num_wanted))
+            state.journal.stop(group, Reason.TOKEN_BUDGET, **builder.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
         if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
             need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return AdmissionVerdict.STOP
         state.cache.admit(group.live, hit, num_tokens)
-        self._enter(group, hit.num_tokens, state, draft)
-        self._schedule(group, num_tokens, draft)
+        self._enter(group, hit.num_tokens, state, builder)
+        self._schedule(group, num_tokens, builder)
         return AdmissionVerdict.ENTER
 
     @staticmethod
-    def _schedule(group: Group, num_tokens: int, draft: StepDraft) -> None:
+    def _schedule(group: Group, num_tokens: int, builder: PlanBuilder) -> None:
         """Schedule the first sequence. Siblings compute the rest in later steps, and all sample together at the end."""
         first, *siblings = group.live
         if siblings:
             num_tokens = min(num_tokens, first.num_tokens - 1 - first.num_computed_tokens)
-        draft.budget.take(num_tokens)
+        builder.budget.take(num_tokens)
         if num_tokens:
-            draft.add(first, num_tokens)
+            builder.add(first, num_tokens)
 
     @staticmethod
-    def _enter(group: Group, num_cached_tokens: int, state: CoreState, draft: StepDraft) -> None:
+    def _enter(group: Group, num_cached_tokens: int, state: CoreState, builder: PlanBuilder) -> None:
         first, *siblings = group.live
         first.num_computed_tokens = num_cached_tokens
         state.waiting.remove(group)
         state.running.append(group)
-        state.start(group, draft.now)
+        state.start(group, builder.now)
         if group.request.lora_id > 0:
-            draft.lora_ids[group.request.lora_id] = None
+            builder.lora_ids[group.request.lora_id] = None
         size = state.limits.block_size
         for sibling in siblings:
             sibling.num_computed_tokens = first.num_prompt_tokens // size * size
@@ -180,10 +180,10 @@ class MixedWaiting:
             group.request.num_cached_tokens = num_cached_tokens
 
 
-def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDraft) -> None:
+def leave(group: Group, preemption: Preemption, state: CoreState, builder: PlanBuilder) -> None:
     """Preempt a running group: move it to the front of the waiting queue, or to the host."""
     state.take_out(group)
-    if preemption.preempt(group, state, draft) == "swap":
+    if preemption.preempt(group, state, builder) == "swap":
         group.place = QueueKind.SWAPPED
         state.swapped.append(group)
     else:
@@ -191,8 +191,8 @@ def leave(group: Group, preemption: Preemption, state: CoreState, draft: StepDra
         state.waiting.push_front(group)
 
 
-def give_up(group: Group, state: CoreState, draft: StepDraft) -> None:
+def give_up(group: Group, state: CoreState, builder: PlanBuilder) -> None:
     """End a group that can never fit, not even alone, so that those behind it are served."""
     num_tokens = max(sequence.num_tokens for sequence in group.live)
     why = f"its {num_tokens} tokens need more than the {state.cache.capacity_tokens} that the cache can hold"
-    draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)
+    builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

@@ -7,10 +7,10 @@ from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.parts.phases import Preemption
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.parts.progress_guard import STUCK
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.vllm_v0.shares import ScheduledGroup, WholePrompts, spread
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 @dataclass(slots=True)
@@ -44,37 +44,37 @@ class Decodes:
         self._preemption = preemption
         self._outputs = outputs
 
-    def go_on(self, state: CoreState, draft: StepDraft) -> Decoded:
+    def go_on(self, state: CoreState, builder: PlanBuilder) -> Decoded:
         """Process `state.running` in order; the caller then rebuilds that list."""
         done = Decoded()
-        draft.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
+        builder.num_lookahead_slots = self._shares.num_lookahead(in_prefill=False)
         queue = deque(state.running)
         while queue:
             if queue[0].is_paused:
-                done.left_over.append(self._paused(queue.popleft(), draft))
+                done.left_over.append(self._paused(queue.popleft(), builder))
                 continue
-            num_tokens = self._shares.num_new_tokens(queue[0], state, draft)
+            num_tokens = self._shares.num_new_tokens(queue[0], state, builder)
             if num_tokens == 0 and self._shares.is_chunked:
                 break
             group = queue.popleft()
             if num_tokens == 0:
                 done.left_over.append(group)
             elif self._outputs.set_aside(group, state):
-                draft.late.append(group.request.request_id)
-            elif self._make_room(group, num_tokens, queue, done, state, draft):
-                done.scheduled.append(self._schedule(group, num_tokens, state, draft))
+                builder.late.append(group.request.request_id)
+            elif self._make_room(group, num_tokens, queue, done, state, builder):
+                done.scheduled.append(self._schedule(group, num_tokens, state, builder))
         done.left_over += [group for group in queue if group.place is QueueKind.RUNNING]
-        draft.num_preempted += len(done.recomputed) + len(done.swapped_out)
+        builder.num_preempted += len(done.recomputed) + len(done.swapped_out)
         return done
 
-    def _paused(self, group: Group, draft: StepDraft) -> Group:
+    def _paused(self, group: Group, builder: PlanBuilder) -> Group:
         """Count a paused group's sequences in the budget, as `PrefillOrDecode` has done for all running groups already."""
         if self._shares.is_chunked:
-            draft.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
+            builder.budget.add_num_seqs(group.request.request_id, group.max_num_running_seqs)
         return group
 
     def _make_room(
-        self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, draft: StepDraft
+        self, group: Group, num_tokens: int, queue: deque[Group], done: Decoded, state: CoreState, builder: PlanBuilder
     ) -> bool:
         lookahead = self._shares.num_lookahead(in_prefill=group.in_prefill)
         sequences, each = by_sequence(group, num_tokens)
@@ -82,49 +82,49 @@ class Decodes:
             if state.guard.may_stay(group, each, lookahead, alone=not queue, cache=state.cache):
                 return True
             if state.guard.is_hopeless(group, alone=not (queue or done.scheduled)):
-                draft.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
+                builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 return False
-            self._take_off(group, num_tokens, draft)
+            self._take_off(group, num_tokens, builder)
             candidates = state.guard.victims([*queue])
             victim = self._preemption.victim(candidates, group, state) if candidates else group
             if victim is not group:
                 queue.remove(victim)
-            draft.ended += self._outputs.drain(victim, state)
+            builder.ended += self._outputs.drain(victim, state)
             if victim.is_finished:
                 if victim is group:
                     return False
                 continue
-            draft.in_need = group
-            mode = self._preemption.preempt(victim, state, draft)
+            builder.in_need = group
+            mode = self._preemption.preempt(victim, state, builder)
             (done.swapped_out if mode == SWAP else done.recomputed).append(victim)
             if victim is group:
                 return False
         return True
 
-    def _schedule(self, group: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> ScheduledGroup:
+    def _schedule(self, group: Group, num_tokens: int, state: CoreState, builder: PlanBuilder) -> ScheduledGroup:
         request_id, is_prefill = group.request.request_id, group.in_prefill
-        extend_all(group, num_tokens, self._shares, state, draft)
-        draft.budget.add_num_tokens(request_id, num_tokens)
+        extend_all(group, num_tokens, self._shares, state, builder)
+        builder.budget.add_num_tokens(request_id, num_tokens)
         if self._shares.is_chunked:
-            draft.budget.add_num_seqs(request_id, group.max_num_running_seqs)
+            builder.budget.add_num_seqs(request_id, group.max_num_running_seqs)
         elif is_prefill:
-            draft.num_caught_up += num_tokens
+            builder.num_caught_up += num_tokens
         if group.request.lora_id > 0:
-            draft.lora_ids[group.request.lora_id] = None
+            builder.lora_ids[group.request.lora_id] = None
         return ScheduledGroup(group, num_tokens, is_prefill)
 
     @staticmethod
-    def _take_off(group: Group, num_tokens: int, draft: StepDraft) -> None:
-        draft.budget.subtract_num_tokens(group.request.request_id, num_tokens)
-        draft.budget.subtract_num_seqs(group.request.request_id, group.max_num_running_seqs)
-        draft.lora_ids.pop(group.request.lora_id, None)
+    def _take_off(group: Group, num_tokens: int, builder: PlanBuilder) -> None:
+        builder.budget.subtract_num_tokens(group.request.request_id, num_tokens)
+        builder.budget.subtract_num_seqs(group.request.request_id, group.max_num_running_seqs)
+        builder.lora_ids.pop(group.request.lora_id, None)
 
 
-def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, draft: StepDraft) -> None:
+def extend_all(group: Group, num_tokens: int, shares: WholePrompts, state: CoreState, builder: PlanBuilder) -> None:
     """Allocate slots for all scheduled sequences of a group."""
     lookahead = shares.num_lookahead(in_prefill=group.in_prefill)
     for sequence, num in spread(group, num_tokens):
-        draft.extend(sequence, num, state, lookahead)
+        builder.extend(sequence, num, state, lookahead)
 
 
 def by_sequence(group: Group, num_tokens: int) -> tuple[list[Sequence], int]:

@@ -4,11 +4,11 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.phases import Preemption
 from scheduler_svc.core.parts.preemption import SWAP
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.vllm_v0.shares import WholePrompts
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 class PriorityPreemption:
@@ -23,38 +23,38 @@ class PriorityPreemption:
         self._shares = shares
         self._preemption = preemption
 
-    def make_room(self, state: CoreState, draft: StepDraft) -> None:
+    def make_room(self, state: CoreState, builder: PlanBuilder) -> None:
         """Preempt groups for the head of waiting."""
         state.running.sort(key=self._ordering.key)
         if len(state.waiting) and state.guard.favourite is None:
             head = state.waiting.pop()
-            num_tokens = self._shares.num_new_tokens(head, state, draft)
+            num_tokens = self._shares.num_new_tokens(head, state, builder)
             while state.running and self._outranked(state.running[-1], head):
-                if self._fits(head, num_tokens, state, draft):
+                if self._fits(head, num_tokens, state, builder):
                     break
-                draft.in_need = head
-                self._push_out(state.running.pop(), state, draft)
+                builder.in_need = head
+                self._push_out(state.running.pop(), state, builder)
             state.waiting.push_front(head)
-            if draft.preempted:
-                state.journal.stop(head, Reason.MADE_ROOM, preempted=len(draft.preempted))
+            if builder.preempted:
+                state.journal.stop(head, Reason.MADE_ROOM, preempted=len(builder.preempted))
         state.waiting.sort(self._ordering)
 
     def _outranked(self, runner: Group, head: Group) -> bool:
         return self._ordering.key(runner) > self._ordering.key(head)
 
     @staticmethod
-    def _fits(head: Group, num_tokens: int, state: CoreState, draft: StepDraft) -> bool:
+    def _fits(head: Group, num_tokens: int, state: CoreState, builder: PlanBuilder) -> bool:
         return (
             num_tokens > 0
             and state.cache.can_admit(head.live, PrefixHit(), num_tokens) is AllocStatus.OK
-            and draft.budget.can_schedule(num_tokens, head.max_num_running_seqs)
+            and builder.budget.can_schedule(num_tokens, head.max_num_running_seqs)
         )
 
-    def _push_out(self, victim: Group, state: CoreState, draft: StepDraft) -> None:
+    def _push_out(self, victim: Group, state: CoreState, builder: PlanBuilder) -> None:
         request_id = victim.request.request_id
-        draft.budget.subtract_num_tokens(request_id, self._shares.num_new_tokens(victim, state, draft))
-        draft.budget.subtract_num_seqs(request_id, victim.max_num_running_seqs)
-        if self._preemption.preempt(victim, state, draft) == SWAP:
+        builder.budget.subtract_num_tokens(request_id, self._shares.num_new_tokens(victim, state, builder))
+        builder.budget.subtract_num_seqs(request_id, victim.max_num_running_seqs)
+        if self._preemption.preempt(victim, state, builder) == SWAP:
             victim.place = QueueKind.SWAPPED
             state.swapped.append(victim)
         else:

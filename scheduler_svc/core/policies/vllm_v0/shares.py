@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, QueueKind, Sequence
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 @dataclass(slots=True)
@@ -15,11 +15,11 @@ class ScheduledGroup:
     num_tokens: int
     is_prefill: bool
 
-    def put(self, draft: StepDraft) -> None:
-        """Add the group's sequences to the draft."""
+    def put(self, builder: PlanBuilder) -> None:
+        """Add the group's sequences to the plan."""
         for sequence, num_tokens in spread(self.group, self.num_tokens):
             sequence.num_computed_tokens = max(sequence.num_computed_tokens, sequence.num_shared_tokens)
-            draft.add(sequence, num_tokens)
+            builder.add(sequence, num_tokens)
 
 
 def spread(group: Group, num_tokens: int) -> list[tuple[Sequence, int]]:
@@ -63,7 +63,7 @@ class WholePrompts:
     def __init__(self, num_lookahead_slots: int = 0) -> None:
         self._num_lookahead = num_lookahead_slots
 
-    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+    def num_new_tokens(self, group: Group, state: CoreState, builder: PlanBuilder) -> int:
         """All pending tokens, regardless of the budget.
 
         Several sequences to be recomputed may exceed the budget of any step: then they catch up one by one; if
@@ -73,17 +73,17 @@ class WholePrompts:
         if not group.in_prefill:
             return num_tokens
         if group.place is QueueKind.RUNNING:
-            return self._go_on(group, num_tokens, draft)
-        fits = len(group.live) == 1 or num_tokens <= draft.budget.token_budget
-        return num_tokens if fits else catch_up(group, draft.budget.num_tokens_left)
+            return self._go_on(group, num_tokens, builder)
+        fits = len(group.live) == 1 or num_tokens <= builder.budget.token_budget
+        return num_tokens if fits else catch_up(group, builder.budget.num_tokens_left)
 
     @staticmethod
-    def _go_on(group: Group, num_tokens: int, draft: StepDraft) -> int:
+    def _go_on(group: Group, num_tokens: int, builder: PlanBuilder) -> int:
         """Tokens left after one for the next token of each other running sequence, which they get regardless of
         the budget.
         """
-        budget = draft.budget
-        others = budget.num_seqs - group.max_num_running_seqs + draft.num_caught_up
+        budget = builder.budget
+        others = budget.num_seqs - group.max_num_running_seqs + builder.num_caught_up
         left = max(0, min(budget.num_tokens_left, budget.token_budget - others))
         if num_tokens <= left:
             return num_tokens
@@ -109,11 +109,11 @@ class Chunks(WholePrompts):
 
     is_chunked = True
 
-    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+    def num_new_tokens(self, group: Group, state: CoreState, builder: PlanBuilder) -> int:
         """Tokens to compute; 0 if the budget is used up."""
         if len(group.live) > 1:
-            return super().num_new_tokens(group, state, draft)
-        num_tokens, left = num_pending(group, state), draft.budget.num_tokens_left
+            return super().num_new_tokens(group, state, builder)
+        num_tokens, left = num_pending(group, state), builder.budget.num_tokens_left
         if num_tokens <= left:
             return num_tokens
         size = state.limits.block_size
@@ -135,14 +135,14 @@ class WholeChunks(WholePrompts):
 
     is_chunked = True
 
-    def num_new_tokens(self, group: Group, state: CoreState, draft: StepDraft) -> int:
+    def num_new_tokens(self, group: Group, state: CoreState, builder: PlanBuilder) -> int:
         """Tokens to compute; 0 if they do not fit. A prompt above the limit is returned whole, so that it is refused."""
         if len(group.live) > 1:
-            return super().num_new_tokens(group, state, draft)
+            return super().num_new_tokens(group, state, builder)
         num_tokens = num_pending(group, state)
         if num_tokens > self.prompt_limit(state):
             return num_tokens
-        return num_tokens if num_tokens <= draft.budget.num_tokens_left else 0
+        return num_tokens if num_tokens <= builder.budget.num_tokens_left else 0
 
     def num_lookahead(self, *, in_prefill: bool) -> int:
         """Lookahead slots; a prompt gets one more, as its first token is followed by the other decode steps."""

@@ -4,9 +4,9 @@ import pytest
 
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import StepResult
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step_draft import StepDraft
 from tests.support.core.v0_builders import (
     add,
     chunks,
@@ -21,12 +21,12 @@ from tests.support.core.v0_builders import (
 )
 
 
-def decode(core: Scheduler, token_budget: int = 64) -> StepDraft:
+def decode(core: Scheduler, token_budget: int = 64) -> PlanBuilder:
     """A step planned by the phases alone, so that its budget can be looked at."""
-    draft = StepDraft(0.0, StepBudget(token_budget, core.state.limits.max_num_seqs))
+    builder = PlanBuilder(0.0, StepBudget(token_budget, core.state.limits.max_num_seqs))
     for phase in core._phases:
-        phase.run(core.state, draft)
-    return draft
+        phase.run(core.state, builder)
+    return builder
 
 
 def test_each_running_sequence_gets_a_token() -> None:
@@ -124,9 +124,9 @@ def test_victims_are_not_taken_off_the_budget() -> None:
     add(core, "b", 3, n=2)
     add(core, "c", 3, n=2)
     one_step(core)
-    draft = decode(core)
-    assert draft.preempted == [("c", "swap"), ("b", "swap")]
-    assert draft.budget.num_seqs == 1 + 2 + 2 - 1
+    builder = decode(core)
+    assert builder.preempted == [("c", "swap"), ("b", "swap")]
+    assert builder.budget.num_seqs == 1 + 2 + 2 - 1
 
 
 def test_slots_for_one_token_and_copies_of_shared_blocks() -> None:
@@ -173,8 +173,8 @@ def test_decodes_do_not_ask_the_token_budget() -> None:
     for name in "abc":
         add(core, name, 3)
     one_step(core)
-    draft = decode(core, token_budget=2)
-    assert (list(draft.entries), draft.budget.num_tokens) == (["a/0", "b/0", "c/0"], 3)
+    builder = decode(core, token_budget=2)
+    assert (list(builder.entries), builder.budget.num_tokens) == (["a/0", "b/0", "c/0"], 3)
 
 
 @pytest.mark.parametrize("preset", ["vllm-v0", "vllm-2023"])

@@ -11,11 +11,11 @@ from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.observe.recording import codec
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.inputs import token_ids, tokens
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay
 from scheduler_svc.observe.recording.segment_buffer import SegmentBuffer
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 
 PROMPT = [1_234_567 + 97 * i for i in range(40)]
 MOST = 2**31 - 1
@@ -24,32 +24,32 @@ MOST = 2**31 - 1
 def test_different_tokens_stay_different() -> None:
     """A vocabulary and the corners of 31 bits: no two under one name, none beyond 31 bits, those that mean nothing as they are."""
     ids = [*range(200_000), *range(MOST - 1_000, MOST + 1)]
-    named = token_ids(Alias(b"key").tokens(tokens(ids)))
+    named = token_ids(TokenAlias(b"key").tokens(tokens(ids)))
     assert len(set(named)) == len(ids)
     assert min(named) >= 0
-    assert token_ids(Alias(b"key").tokens(tokens([-1, 5, -1])))[::2] == [-1, -1]
+    assert token_ids(TokenAlias(b"key").tokens(tokens([-1, 5, -1])))[::2] == [-1, -1]
 
 
 def test_the_key_decides() -> None:
     """Equal keys give equal names, others others; drawn ones are all different."""
     ids = tokens(range(1_000))
-    assert Alias(b"key").tokens(ids) == Alias(b"key").tokens(ids)
-    assert Alias(b"key").tokens(ids) != Alias(b"kez").tokens(ids)
-    assert Alias.drawn().tokens(ids) != Alias.drawn().tokens(ids)
-    assert (Alias(b"key").salt("tenant"), Alias(b"key").salt("")) != ("tenant", "tenant")
-    assert Alias(b"key").salt("") == ""
+    assert TokenAlias(b"key").tokens(ids) == TokenAlias(b"key").tokens(ids)
+    assert TokenAlias(b"key").tokens(ids) != TokenAlias(b"kez").tokens(ids)
+    assert TokenAlias.drawn().tokens(ids) != TokenAlias.drawn().tokens(ids)
+    assert (TokenAlias(b"key").salt("tenant"), TokenAlias(b"key").salt("")) != ("tenant", "tenant")
+    assert TokenAlias(b"key").salt("") == ""
 
 
 def test_names_look_like_nothing() -> None:
     """Neighbours end up far apart: of the 31 bits about half differ."""
-    named = np.frombuffer(Alias(b"key").tokens(tokens(range(4_096))), np.int32)
+    named = np.frombuffer(TokenAlias(b"key").tokens(tokens(range(4_096))), np.int32)
     flipped = np.bitwise_count(named[1:] ^ named[:-1])
     assert 14 < flipped.mean() < 17
 
 
 def test_hashes_are_of_the_names() -> None:
     """R107, R138: a chain with other names hashes what a recording shows, block by block and at once."""
-    alias = Alias(b"key")
+    alias = TokenAlias(b"key")
     named = token_ids(alias.tokens(tokens(PROMPT)))
     plain = HashChain(8, "0:" + alias.salt("tenant")).upto(named, 5)
     assert HashChain(8, "0:" + alias.salt("tenant"), alias).upto(PROMPT, 5) == plain
@@ -57,7 +57,7 @@ def test_hashes_are_of_the_names() -> None:
     assert [stepwise.block(i, alias.tokens(little_endian(PROMPT[8 * i : 8 * i + 8]))) for i in range(5)] == plain
 
 
-def _life(alias: Alias | None) -> tuple[bytes, list[int]]:
+def _life(alias: TokenAlias | None) -> tuple[bytes, list[int]]:
     """The bytes of a recording with a prompt, an output and a stop id of which none is common, and all these."""
     limits = CoreLimits(4, 65, 64, max_num_seqs=4, max_num_batched_tokens=64)
     buffer = SegmentBuffer(2, 2**30)
@@ -82,7 +82,7 @@ def _shown(data: bytes, secrets: list[int]) -> int:
 
 def test_no_token_is_in_a_recording() -> None:
     """Prompts, outputs, stop ids, guesses, salts: none of them, however it is written."""
-    data, secrets = _life(Alias.drawn())
+    data, secrets = _life(TokenAlias.drawn())
     assert len(secrets) == 50
     assert _shown(data, secrets) == 0
     assert b"palimpsest" not in data

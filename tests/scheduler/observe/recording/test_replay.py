@@ -21,12 +21,12 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import codec
-from scheduler_svc.observe.recording.alias import Alias
 from scheduler_svc.observe.recording.events import EVENTS, Added, PlanEvent
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
+from scheduler_svc.observe.recording.token_alias import TokenAlias
 from tests.support.core.builders import answer, make_request
 from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
@@ -100,7 +100,7 @@ def test_another_core_of_the_process_begins_a_segment() -> None:
 
 def test_mask_times_of_the_fast_path_are_recorded() -> None:
     """Of results that are one token per sequence: whose masks held a step up sits out, again in a replay."""
-    life = RecordedLife(random_setting("quire", random.Random(1)), alias=Alias(KEY))
+    life = RecordedLife(random_setting("quire", random.Random(1)), alias=TokenAlias(KEY))
     limits = CoreLimits(block_size=16, num_gpu_blocks=64, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64)
     life.core = RecordingCore(presets.build("quire", limits, rename=life.alias), life.buffer, lambda: life._now)
     for name in "ab":

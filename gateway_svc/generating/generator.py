@@ -1,4 +1,4 @@
-"""Generation pipeline of both APIs: validate, apply the chat template, tokenise, submit.
+"""Start generations, for both APIs: validate, apply the chat template, tokenise, submit.
 
 Events then come from `Generation`.
 """
@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from gateway_svc.calls import Call, FreePermit, Permit
+from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.resolving import resolve_chat
-from gateway_svc.chat.tool_calls.formats import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.engine.engine_request import EngineRequest
@@ -25,7 +25,7 @@ from gateway_svc.generating.request_scope import RequestScope, Running
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans, GenerationSpan
-from gateway_svc.text.bundle import TextModel
+from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
@@ -42,7 +42,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class GenerationPipeline:
+class Generator:
     """Starts generations; one per process, shared by both APIs."""
 
     def __init__(

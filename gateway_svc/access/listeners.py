@@ -8,7 +8,7 @@ from svc_common.net import rpc, tls
 from svc_common.net.tls_settings import DoorSettings
 
 
-class Doors:
+class Listeners:
     """Binds listeners. Raises ConfigError for unusable certificates."""
 
     def __init__(self, settings: DoorSettings) -> None:

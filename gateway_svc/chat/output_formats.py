@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway_svc.chat import thinking
-from gateway_svc.chat.tool_calls.call_formats import (
+from gateway_svc.chat import reasoning
+from gateway_svc.chat.tool_calls.call_parser_base import CallParser, CallRules
+from gateway_svc.chat.tool_calls.call_parsers import (
     ARGS,
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -16,7 +17,6 @@ from gateway_svc.chat.tool_calls.call_formats import (
     Llama3Parser,
     MistralParser,
 )
-from gateway_svc.chat.tool_calls.call_parser import CallParser, CallRules
 
 F = TypeVar("F", "ToolFormat", "ReasoningFormat")
 
@@ -117,9 +117,9 @@ MISTRAL_ARGS = ToolFormat(
 )
 THINK = ReasoningFormat(
     "think",
-    lambda source: thinking.OPEN in source or thinking.CLOSE in source,
-    thinking.OPEN,
-    thinking.CLOSE,
+    lambda source: reasoning.OPEN in source or reasoning.CLOSE in source,
+    reasoning.OPEN,
+    reasoning.CLOSE,
 )
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {f.name: f for f in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}

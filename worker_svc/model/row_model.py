@@ -22,7 +22,7 @@ from worker_svc.model.input_batch import ModelInput
 _PROBE_TOKENS = 4
 
 
-class PackedModel:
+class RowModel:
     """Call `probe` once, optionally `fuse`, `bind` for each cache, then `logits`, `hidden` or both for each step."""
 
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:

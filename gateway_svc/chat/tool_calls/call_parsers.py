@@ -1,11 +1,11 @@
-"""Parsers for the tool-call formats of Hermes and Qwen, Llama 3, and Mistral. How one is chosen: `formats`."""
+"""Parsers for the tool-call formats of Hermes and Qwen, Llama 3, and Mistral. How one is chosen: `chat.output_formats`."""
 
 import re
 
 from gateway_svc.chat.buffered import begins_with
-from gateway_svc.chat.tool_calls.call_parser import CallParser, CallRules
+from gateway_svc.chat.tool_calls.call_parser_base import CallParser, CallRules
 from gateway_svc.chat.tool_calls.json_calls import WHITESPACE, ArgumentsReader, Status
-from gateway_svc.text.parts import CONTENT
+from gateway_svc.text.output_parser import CONTENT
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"

@@ -13,7 +13,7 @@ _SHIFTS = (15, 13, 16, 14)
 _I32 = np.dtype("<i4")
 
 
-class Alias:
+class TokenAlias:
     """A bijection on 0..2^31-1 derived from `key`; negative ids, which mean "no token yet", are unchanged.
 
     All tokens of a recording go through the same alias, so equality, lengths and stop rules are preserved.

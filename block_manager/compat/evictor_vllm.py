@@ -1,6 +1,6 @@
 """LRU evictor of freed blocks with reusable contents, for the rules of vLLM 2023 and 0.6.3.
 
-The default rules evict in `BlockPool.allocate` by the order of `free_queue`.
+The other rules evict in the order of `block_manager.eviction_queue`.
 """
 
 from collections.abc import Iterator

@@ -7,10 +7,10 @@ from block_manager.cache_rules import AllocStatus, DevicePool, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.preemption import LeastLost
 from scheduler_svc.core.parts.step_shares import StepShares
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.mixed.mixed import leave
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Plea:
     num_tokens: int
 
 
-class MakeWay:
+class RankPreemption:
     """Phase before the running phase: preempt groups until the head of the queue fits beside what the others take.
 
     Victims are of a lower priority class than the head, and more than `margin_s` behind it in `ordering`, so
@@ -54,7 +54,7 @@ class MakeWay:
         self._max_loras = max_loras
         self._outranks_nobody: tuple[Group, int] | None = None
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Choose victims for the head of the queue and preempt them."""
         if not (len(state.waiting) and state.running) or state.guard.favourite is not None:
             return
@@ -63,12 +63,12 @@ class MakeWay:
         if not outranked or not self._is_next(head, state):
             return
         plea = self._plea(head, state)
-        if plea is None or self._fits_surely(plea, state, draft):
+        if plea is None or self._fits_surely(plea, state, builder):
             return
         state.steady.dissolve()
-        for victim in self._victims(plea, outranked, state, draft):
-            draft.favoured = draft.in_need = head
-            leave(victim, self._preemption, state, draft)
+        for victim in self._victims(plea, outranked, state, builder):
+            builder.favoured = builder.in_need = head
+            leave(victim, self._preemption, state, builder)
             for sequence in victim.live:
                 self._progress.on_preempted(sequence)
 
@@ -104,7 +104,7 @@ class MakeWay:
             return None
         return Plea(head, hit, self._shares.wanted_to_start(first, hit, state))
 
-    def _fits_surely(self, plea: Plea, state: CoreState, draft: StepDraft) -> bool:
+    def _fits_surely(self, plea: Plea, state: CoreState, builder: PlanBuilder) -> bool:
         """Conservative check that the head fits without preemption, even if each running group takes one more
         block.
 
@@ -113,30 +113,30 @@ class MakeWay:
         if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
             return False
         loose = [group for group in state.running if not group.is_steady]
-        needed = sum(self._num_needed(group, state, draft)[1] for group in loose) + len(state.steady.members)
+        needed = sum(self._num_needed(group, state, builder)[1] for group in loose) + len(state.steady.members)
         needed += self._cache.num_blocks_to_admit(plea.head.live, plea.hit, plea.num_tokens)
         return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
 
-    def _victims(self, plea: Plea, outranked: list[Group], state: CoreState, draft: StepDraft) -> list[Group]:
+    def _victims(self, plea: Plea, outranked: list[Group], state: CoreState, builder: PlanBuilder) -> list[Group]:
         """The smallest set of victims, lowest class first and then least loss; empty if the head fits, or cannot
         fit anyway.
         """
-        staying = {id(g): (g, *self._num_needed(g, state, draft)) for g in state.running}
+        staying = {id(g): (g, *self._num_needed(g, state, builder)) for g in state.running}
         leaving: list[Group] = []
-        if self._shares.left(draft, _num_tokens_of(staying)) <= 0:
+        if self._shares.left(builder, _num_tokens_of(staying)) <= 0:
             return []
         order = sorted(outranked, key=lambda g: (-g.request.priority_class, self._preemption.loss(g, state), -g.ticket))
         for victim in order:
-            if self._fits(plea, staying, leaving, state, draft):
+            if self._fits(plea, staying, leaving, state, builder):
                 break
             leaving.append(victim)
             del staying[id(victim)]
-        if not self._fits(plea, staying, leaving, state, draft):
+        if not self._fits(plea, staying, leaving, state, builder):
             return []
         for victim in leaving[:-1]:  # a later victim may be large enough to spare earlier ones
             others = [group for group in leaving if group is not victim]
-            kept = {**staying, id(victim): (victim, *self._num_needed(victim, state, draft))}
-            if self._fits(plea, kept, others, state, draft):
+            kept = {**staying, id(victim): (victim, *self._num_needed(victim, state, builder))}
+            if self._fits(plea, kept, others, state, builder):
                 staying, leaving = kept, others
         return leaving
 
@@ -146,9 +146,9 @@ class MakeWay:
         staying: dict[int, tuple[Group, int, int]],
         leaving: list[Group],
         state: CoreState,
-        draft: StepDraft,
+        builder: PlanBuilder,
     ) -> bool:
-        num_tokens = self._shares.starting(plea.num_tokens, state, draft, _num_tokens_of(staying))
+        num_tokens = self._shares.starting(plea.num_tokens, state, builder, _num_tokens_of(staying))
         if not num_tokens:
             return False
         groups = [group for group, _, _ in staying.values()]
@@ -165,9 +165,9 @@ class MakeWay:
         lora_id = plea.head.request.lora_id
         return self._max_loras is None or not lora_id or lora_id in adapters or len(adapters) < self._max_loras
 
-    def _num_needed(self, group: Group, state: CoreState, draft: StepDraft) -> tuple[int, int]:
+    def _num_needed(self, group: Group, state: CoreState, builder: PlanBuilder) -> tuple[int, int]:
         """(tokens, blocks) that a running group takes of an empty step."""
-        shares = self._shares.running(group, state, draft)
+        shares = self._shares.running(group, state, builder)
         return sum(n for _, n in shares), sum(self._cache.num_blocks_needed(s, n) for s, n in shares)
 
 

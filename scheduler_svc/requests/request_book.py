@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
-from scheduler_svc.core.parts.deadlines import EXPIRED, DeadlineHeap
+from scheduler_svc.core.parts.waiting_deadlines import EXPIRED
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens
 from scheduler_svc.core.request import SequenceStatus
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.requests.choice_output import Ending
+from scheduler_svc.requests.deadlines import RequestDeadlines, deadline_passed
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage, Timeline
 from scheduler_svc.requests.loop_inputs import LoopInputs
 from scheduler_svc.requests.retention import Retention
-from scheduler_svc.requests.sequence_errors import deadline_passed, sequence_error
+from scheduler_svc.requests.sequence_errors import sequence_error
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
@@ -45,7 +46,7 @@ class RequestBook:
         self._by_key: dict[tuple[str, str], LiveRequest] = {}
         self._by_core_id: dict[str, LiveRequest] = {}
         self.inputs = LoopInputs(self.wake)
-        self._deadlines = DeadlineHeap(self._is_past)
+        self.deadlines = RequestDeadlines(self._by_core_id, clock)
         self._room = WaitingRoom(settings, clock)
         self._retained = Retention(settings, clock)
         self._listeners: list[RequestListener] = []
@@ -115,7 +116,7 @@ class RequestBook:
         self.inputs.enter(live)
         self._room.enter(submission.tenant, len(submission.prompt))
         if submission.deadline_ns is not None:
-            self._deadlines.add(submission.deadline_ns, live.core_id, len(self._by_core_id))
+            self.deadlines.add(submission.deadline_ns, live.core_id, len(self._by_core_id))
         live.trace = self._spans.accepted(live)
         self.wake.set()
         return live
@@ -172,15 +173,6 @@ class RequestBook:
             self.stopped(live, choice, offset)
         else:
             self.inputs.stop(live, choice, offset)
-
-    def take_expired(self) -> list[LiveRequest]:
-        """Pop the live requests with an expired deadline."""
-        expired = self._deadlines.pop_expired(self._clock())
-        return [self._by_core_id[core_id] for core_id in expired] if expired else []
-
-    def next_deadline_ns(self) -> float | None:
-        """Earliest time (monotonic ns) at which `take_expired` may return something; None without deadlines."""
-        return self._deadlines.earliest()
 
     # --- progress: from the loop ----------------------------------------------------------------------------------
 
@@ -338,11 +330,6 @@ class RequestBook:
         live.touch()
 
     # --- inside ---------------------------------------------------------------------------------------------------
-
-    def _is_past(self, core_id: str, deadline_ns: float) -> bool:
-        """True if no live request of that id has that deadline."""
-        live = self._by_core_id.get(core_id)
-        return live is None or live.submission.deadline_ns != deadline_ns
 
     def _forget_expired(self) -> None:
         for live in self._retained.take_expired():

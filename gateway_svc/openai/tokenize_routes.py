@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway_svc.calls import Call
 from gateway_svc.checks import validation
+from gateway_svc.generating.generator import Generator, off_loop_if_long, wait_for_model
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.generating.pipeline import GenerationPipeline, off_loop_if_long, wait_for_model
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import Ids, parse_body, refuse
 from gateway_svc.openai.endpoint import HttpRequest
@@ -43,8 +43,8 @@ class DetokenizeRequest(BaseModel):
 class TextRoutes:
     """Handlers of both routes."""
 
-    def __init__(self, pipeline: GenerationPipeline, catalog: ModelCatalog) -> None:
-        self._pipeline = pipeline
+    def __init__(self, generator: Generator, catalog: ModelCatalog) -> None:
+        self._generator = generator
         self._catalog = catalog
 
     async def tokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
@@ -64,7 +64,7 @@ class TextRoutes:
         """Tokenise as a chat prompt; fields about the answer have no effect."""
         _, [message] = parse_request(ChatCompletionRequest, body)
         await settle_roles(message, call, self._catalog)
-        return await self._pipeline.prompt_token_ids(call, message)
+        return await self._generator.prompt_token_ids(call, message)
 
     async def detokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with the text of token ids, without special tokens."""

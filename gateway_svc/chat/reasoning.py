@@ -1,14 +1,14 @@
 """Parser for reasoning between `<think>` and `</think>` at the start of an output; the rest goes to the next parser."""
 
 from gateway_svc.chat.buffered import BufferedParser, begins_with, find_marker
-from gateway_svc.text.parts import CONTENT, REASONING, OutputParser, TextSpan
+from gateway_svc.text.output_parser import CONTENT, REASONING, OutputParser, TextSpan
 
 OPEN = "<think>"
 CLOSE = "</think>"
 _NEWLINES = "\r\n"
 
 
-class ThinkingParser(BufferedParser):
+class ReasoningParser(BufferedParser):
     """Reasoning parser.
 
     `is_open`: the prompt's end opens the reasoning. `answer`: parses what follows it; None = all content.

@@ -1,4 +1,4 @@
-"""Proposes draft tokens, which the sampler verifies: a wrong draft token costs time but never changes the output.
+"""Proposes draft tokens, which `draft_verification` checks: a wrong one costs time but never changes the output.
 
 The interface is `Proposer`; a draft model could implement it as the n-gram proposer does here. Does not
 import torch.

@@ -11,7 +11,7 @@ _WAITING, _RUNNING = QueueKind.WAITING.value, QueueKind.RUNNING.value
 _ENDS: dict[SequenceStatus, Numbers] = {status: {"end": status.name} for status in SequenceStatus}
 
 
-class Journal:
+class WaitJournal:
     """Owner of the events since they were last taken. A reason is recorded when it changes, with the numbers of
     that moment.
 

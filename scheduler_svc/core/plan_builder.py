@@ -12,7 +12,7 @@ from scheduler_svc.core.state import CoreState
 
 
 @dataclass(slots=True)
-class DraftEntry:
+class PlannedEntry:
     """One sequence's share so far."""
 
     sequence: Sequence
@@ -25,7 +25,7 @@ class DraftEntry:
 
 
 @dataclass(slots=True)
-class StepDraft:
+class PlanBuilder:
     """Entries in scheduling order, preemptions and lookups in order of occurrence.
 
     - `lora_ids`: adapters in the batch so far.
@@ -44,7 +44,7 @@ class StepDraft:
     lane: int = 0
     takes_lane: bool = False
     has_own_worker: bool = False
-    entries: dict[str, DraftEntry] = field(default_factory=dict)
+    entries: dict[str, PlannedEntry] = field(default_factory=dict)
     growth: dict[str, Growth] = field(default_factory=dict)
     lora_ids: dict[int, None] = field(default_factory=dict)
     swap_in: BlockMoves = field(default_factory=BlockMoves)
@@ -74,7 +74,7 @@ class StepDraft:
         sequence.num_scheduled_tokens = num_tokens
         reach = sequence.num_computed_tokens + num_tokens
         target = sequence.num_tokens + sequence.num_placeholders
-        self.entries[sequence.name] = DraftEntry(
+        self.entries[sequence.name] = PlannedEntry(
             sequence,
             num_tokens,
             sequence.num_computed_tokens,
@@ -84,7 +84,7 @@ class StepDraft:
         )
 
     def withdraw(self, sequence: Sequence, state: CoreState) -> int:
-        """Remove a sequence from the draft, so that the KV it was to compute is not reused as a prefix.
+        """Remove a sequence from the plan, so that the KV it was to compute is not reused as a prefix.
 
         Returns the tokens it had been given, 0 if it was not scheduled.
         """
@@ -101,7 +101,7 @@ class StepDraft:
 
     def commit(self, state: CoreState) -> None:
         """Commit the step to the cache: record which blocks count as computed and when they were accessed."""
-        by_group: dict[int, list[DraftEntry]] = {}
+        by_group: dict[int, list[PlannedEntry]] = {}
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
         for entries in by_group.values():
@@ -183,7 +183,7 @@ class StepDraft:
         room = min(state.max_total_tokens - e.sequence.num_tokens for e in entries)
         return max(1, min(1 + self.num_lookahead_slots, room))
 
-    def _freeze(self, entry: DraftEntry, state: CoreState) -> ScheduledSequence:
+    def _freeze(self, entry: PlannedEntry, state: CoreState) -> ScheduledSequence:
         """A plan entry. A sequence with a rewritten block table is sent to the worker as fresh."""
         sequence = entry.sequence
         growth = self.growth.get(sequence.name)
@@ -213,7 +213,7 @@ class StepDraft:
         )
 
 
-def _told(entry: DraftEntry) -> list[int]:
+def _told(entry: PlannedEntry) -> list[int]:
     """The last token of a beam, which the core chose; the worker knows the tokens before it."""
     sequence = entry.sequence
     is_chosen = sequence.request.beam is not None and entry.samples and sequence.num_output_tokens > 0

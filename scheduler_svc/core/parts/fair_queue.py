@@ -8,11 +8,11 @@ from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Key, Ordering
 from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.parts.queues import GroupQueue, queue_for
-from scheduler_svc.core.parts.tenant_shares import TenantShares
+from scheduler_svc.core.parts.tenant_accounts import TenantShares
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 CLASS_TOKENS = 4_096
 """Weighted tokens of service that one priority class is worth between tenants."""
@@ -25,7 +25,7 @@ Rank = tuple[int, int, Key, str]
 class FairQueue:
     """One queue per waiting tenant, in the policy's ordering; next is the head of the tenant with the lowest rank.
 
-        rank = tokens served (`tenant_shares`) + CLASS_TOKENS * class of its head (if the ordering has classes)
+        rank = tokens served (`tenant_accounts`) + CLASS_TOKENS * class of its head (if the ordering has classes)
 
     Ties go to the tenant served longest ago. So a tenant with a backlog lags any other by at most one request,
     the running requests and the class difference of their heads, whatever the others send: no tenant starves,
@@ -181,7 +181,7 @@ class FairQueue:
 class TellsShares(OpenGate):
     """Refuses no group; records the first one that would be next if its tenant had not been served more than others."""
 
-    def check(self, group: Group, state: CoreState, draft: StepDraft) -> AdmissionVerdict:
+    def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """Return ENTER."""
         passed = state.account.passed_over(group)
         if passed is not None:

@@ -18,7 +18,7 @@ _AS_MUCH = 2.0
 _MOST_EMPTY_PLANS = 4
 
 
-class MaskPace:
+class SlowMasks:
     """Owner of the list of groups with debt; the debts and pause flags are fields of `Group`."""
 
     def __init__(self) -> None:

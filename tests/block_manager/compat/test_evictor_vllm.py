@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from block_manager.compat.evictor import LruEvictor
+from block_manager.compat.evictor_vllm import LruEvictor
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
 
 

@@ -1,9 +1,12 @@
-"""Free blocks of one pool in least-recently-freed order; every operation is O(1) except `grow`."""
+"""Free blocks of one pool in the order in which cached prefixes are evicted: least recently freed first.
+
+Every operation is O(1) except `grow`.
+"""
 
 from collections.abc import Iterator
 
 
-class FreeQueue:
+class EvictionQueue:
     """Doubly linked queue of block ids 0..num_blocks-1; allocation takes the head, freed blocks are appended at
     the tail.
 
@@ -62,7 +65,7 @@ class FreeQueue:
         """Append more blocks, with existing ids or new ones, in this order. O(number of all blocks)."""
         order = [*self, *blocks]
         num_blocks = max([self._end, *(block + 1 for block in blocks)])
-        grown = FreeQueue(num_blocks, num_blocks)
+        grown = EvictionQueue(num_blocks, num_blocks)
         for block in order:
             grown.append(block)
         vars(self).update(vars(grown))

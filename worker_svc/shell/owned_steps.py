@@ -67,7 +67,7 @@ def _failed(error: Exception) -> worker_pb2.WorkerOutputs:
     return worker_pb2.WorkerOutputs(error=rpc.to_error_status(known))
 
 
-class StepPipeline:
+class OwnedSteps:
     """Owner of the current stream and of the steps in flight. Lives on the event loop."""
 
     def __init__(

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.deadlines import EXPIRED
+from scheduler_svc.core.parts.waiting_deadlines import EXPIRED
 from scheduler_svc.core.request import SequenceStatus
 from svc_common.errors import DeadlineExceeded
 from tests.support.core.builders import answer

@@ -1,22 +1,19 @@
-"""Plans a batch's draws and evaluates them: accepted draft tokens, children. Does not import torch.
+"""Plans which tokens a batch draws, and where. `draft_verification` decides which of them count. Does not import torch.
 
 A *place* is a position for which the model returns logits: a sampling row's last known token, and each of its
 draft tokens. A *draw* is one token drawn at a place: usually one, several if a row has children, none for a
 beam, which has candidates instead.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protos.worker.v1 import worker_pb2
-from worker_svc.rows.batch import BoolArray, IntArray, StepBatch
+from worker_svc.rows.batch import IntArray, StepBatch
 from worker_svc.rows.columns import RowColumns, runs_after
 
-_NO_DRAFT = -1
-_CLOSED = worker_pb2.ROW_FLAG_GRAMMAR
+NO_DRAFT = -1
+"""Draft id of a draw that no draft token follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +53,6 @@ class DrawPlan:
         return (np.cumsum(self.num_drafts + 1) - self.num_drafts - 1).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Results of a batch's n sampling rows: `counts` [n] tokens each, `kept` [sum of counts] the draws they are.
-
-    `flags` [n]: values of RowFlag; a row with one has failed and yields nothing.
-    """
-
-    counts: IntArray
-    kept: NDArray[np.int64]
-    flags: NDArray[np.uint8]
-
-    def without(self, plan: DrawPlan, dropped: BoolArray) -> "Settled":
-        """A copy in which the rows marked in `dropped` [n] yield nothing, not even flags."""
-        kept = self.kept[~dropped[plan.draw_entries[self.kept]]]
-        return Settled(np.where(dropped, 0, self.counts).astype(np.int32), kept, self.flags * ~dropped)
-
-    def explained(self, plan: DrawPlan, flags: Mapping[int, int]) -> "Settled":
-        """A copy with `flags` by row index in place of ROW_FLAG_GRAMMAR, where the reason for having no token is known."""
-        told = [
-            flags.get(row, flag) if flag & _CLOSED else flag
-            for row, flag in zip(plan.rows.tolist(), self.flags.tolist(), strict=True)
-        ]
-        return Settled(self.counts, self.kept, np.array(told, np.uint8))
-
-
 def plan_draws(table: RowColumns, batch: StepBatch) -> DrawPlan:
     """Plan the draws of `batch`; its draft tokens follow the known tokens in the table."""
     rows, num_drafts, options = batch.sampled_rows, batch.sampled_drafts, table.options
@@ -114,7 +86,7 @@ def _plain(table: RowColumns, rows: IntArray, num_drafts: IntArray, entries: Int
         draw_places=entries,
         draw_entries=entries,
         sequence_indexes=table.sequence_indexes[rows],
-        draft_ids=np.full(len(rows), _NO_DRAFT, np.int32),
+        draft_ids=np.full(len(rows), NO_DRAFT, np.int32),
         is_plain=True,
     )
 
@@ -124,40 +96,8 @@ def _draft_ids(
 ) -> IntArray:
     """[P]: the draft token at the position of the place's next token."""
     if not num_drafts.any():
-        return np.full(len(lengths), _NO_DRAFT, np.int32)
+        return np.full(len(lengths), NO_DRAFT, np.int32)
     width = table.token_ids.shape[1]
     drafted = lengths < (table.num_known[rows] + num_drafts)[place_entries]
     ids = table.token_ids[rows[place_entries], np.minimum(lengths, width - 1)]
-    return np.where(drafted, ids, _NO_DRAFT)
-
-
-def settle(plan: DrawPlan, token_ids: IntArray, finite: BoolArray, opens: BoolArray) -> Settled:
-    """Determine the draws that count.
-
-    `token_ids` [D]; per place [P]: `finite` logits, and `opens`: a token is allowed.
-
-    A row's draws count as if made one by one: up to and including the first that differs from its draft
-    token, and before the first place that is not finite or has no allowed token. A row fails only if its
-    first place is such; otherwise a later step computes that place again.
-    """
-    valid = finite & opens
-    flags = np.zeros(len(plan.rows), np.uint8)
-    if plan.is_plain and np.logical_and.reduce(valid):
-        return Settled(np.ones(len(flags), np.int32), np.arange(len(flags)), flags)
-    first = plan.first_places
-    flags[~opens[first]] = worker_pb2.ROW_FLAG_GRAMMAR
-    flags[~finite[first]] = worker_pb2.ROW_FLAG_NOT_FINITE
-    counts_here = valid[plan.draw_places]
-    if plan.num_drafts.any():
-        counts_here = counts_here & ~_after_the_end(plan, token_ids, valid)
-    kept = np.flatnonzero(counts_here)
-    counts = np.bincount(plan.draw_entries[kept], minlength=len(plan.rows)).astype(np.int32)
-    return Settled(counts, kept, flags)
-
-
-def _after_the_end(plan: DrawPlan, token_ids: IntArray, valid: BoolArray) -> BoolArray:
-    """[D]: True if an earlier draw of the row differed from its draft token or was made at an unfit place."""
-    missed = (plan.draft_ids != _NO_DRAFT) & ((token_ids != plan.draft_ids) | ~valid[plan.draw_places])
-    before = np.cumsum(missed) - missed
-    own_first = np.searchsorted(plan.draw_entries, plan.draw_entries, side="left")
-    return before > before[own_first]
+    return np.where(drafted, ids, NO_DRAFT)

@@ -2,12 +2,12 @@
 
 from scheduler_svc.core.outputs import SequenceInFlight
 from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
 
 
-class Flights:
+class PlansInFlight:
     """Owner of the shares of all plans in flight, except fast-decode rows, which `SteadyRows` keeps by step."""
 
     def __init__(self, state: CoreState) -> None:
@@ -19,7 +19,7 @@ class Flights:
         """True if any plan is in flight."""
         return bool(self._by_step)
 
-    def take_off(self, plan: StepPlan, draft: StepDraft) -> None:
+    def take_off(self, plan: StepPlan, builder: PlanBuilder) -> None:
         """Record a plan with work as in flight."""
         if plan.steady is not None:
             self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
@@ -27,7 +27,7 @@ class Flights:
             self._moved[plan.step] = list(plan.swapped_out)
         self._by_step[plan.step] = [
             SequenceInFlight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
-            for e in draft.entries.values()
+            for e in builder.entries.values()
         ]
 
     def land(self, step: int) -> list[SequenceInFlight]:

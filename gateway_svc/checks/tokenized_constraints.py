@@ -18,7 +18,7 @@ _GRAMMAR_KINDS = {
 
 
 class Wording(FirstTokens, Protocol):
-    """Interface needed of the model's tokenizer besides encoding the prompt (`bundle.TextModel`)."""
+    """Interface needed of the model's tokenizer besides encoding the prompt (`text_model.TextModel`)."""
 
     def word_sequences(self, word: str) -> list[list[int]]:
         """Token sequences that a word may have in text."""

@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.mask_pace import MASK_SHARE
+from scheduler_svc.core.parts.slow_masks import MASK_SHARE
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules

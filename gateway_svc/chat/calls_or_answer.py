@@ -7,7 +7,7 @@ import json
 import re
 
 from gateway_svc.chat.buffered import BufferedParser, begins_with
-from gateway_svc.text.parts import CONTENT, OutputParser, TextSpan
+from gateway_svc.text.output_parser import CONTENT, OutputParser, TextSpan
 from protos.common.v1 import common_pb2
 from svc_common.grammars import CHOICE, JSON_SCHEMA, REGEX, with_bounded_whitespace
 

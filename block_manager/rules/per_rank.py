@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
-from block_manager.rules.v1_pool import V1PoolRules
+from block_manager.rules.v1_rules import V1PoolRules
 
 
-class RankedLedger(Ledger):
+class PerRankLedger(Ledger):
     """The ledgers of all ranks as one: all tables, summed counts. Block ids are per rank; block names contain the
     rank.
 
@@ -50,7 +50,7 @@ class RankedLedger(Ledger):
         return PoolReport(self.block_size, _sum(r.gpu for r in reports), _sum(r.cpu for r in reports), refs)
 
 
-class RankedRules:
+class PerRankRules:
     """Delegates each call to the rules of the sequence's rank. Sequences without a rank hold no blocks."""
 
     device_pool = None
@@ -58,7 +58,7 @@ class RankedRules:
     def __init__(self, ranks: list[V1PoolRules]) -> None:
         self.watermark_blocks = 0
         self._ranks = ranks
-        self.ledger: Ledger = RankedLedger([rules.ledger for rules in ranks])
+        self.ledger: Ledger = PerRankLedger([rules.ledger for rules in ranks])
 
     @property
     def num_free_gpu(self) -> int:

@@ -1,6 +1,6 @@
 """Base of the tool-call parsers: content up to a marker, then calls, then content again.
 
-The formats are in `call_formats`.
+The parsers of each format are in `call_parsers`.
 """
 
 from abc import abstractmethod
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway_svc.chat.buffered import BufferedParser, find_marker, num_blanks
 from gateway_svc.chat.tool_calls.json_calls import CallReader, Status
-from gateway_svc.text.parts import CONTENT, AnswerPart, PartKind
+from gateway_svc.text.output_parser import CONTENT, AnswerPart, PartKind
 
 MAX_HELD_CHARS = 16_384
 """Most characters held while waiting for the name of a call that begins with its arguments."""

@@ -1,7 +1,7 @@
 """Tokens served per tenant: the account behind fairness between tenants.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Integers, so that
-a replay gets the same values. `tenant_queue` orders tenants by them.
+a replay gets the same values. `fair_queue` orders tenants by them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,59 +1,18 @@
-"""Deadlines: reject infeasible requests, and drop requests that are still waiting at their deadline.
+"""Deadlines of waiting requests: reject infeasible ones, and drop those that are still waiting at their deadline.
 
-`DeadlineHeap` serves the core's clock here and the service's clock in `scheduler_svc.requests.book`.
+A running request ends at its deadline too: `scheduler_svc.requests.deadlines`, by the service's clock.
 """
-
-import heapq
-from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.ordering import least_service_s
+from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import QueueKind, Request, SequenceStatus
 from scheduler_svc.core.state import CoreState
-from scheduler_svc.core.step_draft import StepDraft
+from svc_common.deadline_heap import DeadlineHeap
 from svc_common.errors import DeadlineExceeded
 
 EXPIRED = "its deadline passed before it could be started"
 _NUM_STALE = 1_000
-
-
-Item = TypeVar("Item")
-
-
-class DeadlineHeap(Generic[Item]):
-    """Items by deadline, on any clock. `is_over(item, deadline)`: that deadline of the item no longer matters."""
-
-    def __init__(self, is_over: Callable[[Item, float], bool]) -> None:
-        self._is_over = is_over
-        self._entries: list[tuple[float, int, Item]] = []
-        self._count = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def add(self, deadline: float, item: Item, num_live: int) -> None:
-        """Add an item; those that are over are removed once they outnumber the `num_live` others by far."""
-        self._count += 1
-        heapq.heappush(self._entries, (deadline, self._count, item))
-        if len(self._entries) > 2 * num_live + _NUM_STALE:
-            self._entries = [entry for entry in self._entries if not self._is_over(entry[2], entry[0])]
-            heapq.heapify(self._entries)
-
-    def pop_expired(self, now: float) -> list[Item]:
-        """Remove and return the items past their deadline that are not over; each is returned once."""
-        expired = []
-        while self._entries and self._entries[0][0] <= now:
-            deadline, _, item = heapq.heappop(self._entries)
-            if not self._is_over(item, deadline):
-                expired.append(item)
-        return expired
-
-    def earliest(self) -> float | None:
-        """Earliest deadline of an item that is not over; None if there is none."""
-        while self._entries and self._is_over(self._entries[0][2], self._entries[0][0]):
-            heapq.heappop(self._entries)
-        return self._entries[0][0] if self._entries else None
 
 
 class Deadlines(DeadlineHeap[Request]):
@@ -89,12 +48,12 @@ class DropExpired:
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
 
-    def run(self, state: CoreState, draft: StepDraft) -> None:
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """End expired requests that hold no device blocks."""
-        for request in self._deadlines.pop_expired(draft.now):
+        for request in self._deadlines.pop_expired(builder.now):
             for group in request.groups:
                 if group.place in (QueueKind.WAITING, QueueKind.SWAPPED):
-                    draft.ended += state.retire_group(group, SequenceStatus.FINISHED_ABORTED, EXPIRED)
+                    builder.ended += state.retire_group(group, SequenceStatus.FINISHED_ABORTED, EXPIRED)
 
 
 def infeasible(request: Request, needs_s: float, has_s: float) -> DeadlineExceeded:
