@@ -24,7 +24,7 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
-from gateway_svc.chat.output_formats import FormatChoice
+from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator

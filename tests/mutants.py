@@ -30,9 +30,9 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant("withdrawn", f"{CORE}/policies/mixed/mixed.py", "draft.budget.give_back(sum(withdrawn))", "pass"),
+    Mutant("withdrawn", f"{CORE}/policies/mixed/mixed.py", "builder.budget.give_back(sum(withdrawn))", "pass"),
     Mutant("ties-of-victims", f"{CORE}/parts/preemption.py", "-group.ticket", "group.ticket"),
-    Mutant("ties-of-those-that-make-way", f"{CORE}/policies/mixed/make_way.py", "-g.ticket", "g.ticket"),
+    Mutant("ties-of-those-that-make-way", f"{CORE}/policies/mixed/rank_preemption.py", "-g.ticket", "g.ticket"),
     Mutant(
         "ties-in-order",
         f"{CORE}/parts/preemption.py",
@@ -53,21 +53,21 @@ MUTANTS = (
     Mutant("affinity-tie-turned", f"{CORE}/policies/chitu/affinity.py", "-num_owned[rank])", "num_owned[rank])"),
     Mutant(
         "watermark-of-room-made",
-        f"{CORE}/policies/mixed/make_way.py",
+        f"{CORE}/policies/mixed/rank_preemption.py",
         "needed + (state.cache.watermark_blocks if groups else 0) <= free",
         "needed <= free",
     ),
     Mutant(
         "watermark-of-room-there",
-        f"{CORE}/policies/mixed/make_way.py",
+        f"{CORE}/policies/mixed/rank_preemption.py",
         "needed + state.cache.watermark_blocks <= state.cache.num_free_gpu",
         "needed <= state.cache.num_free_gpu",
     ),
     Mutant("dependants-go-on", f"{CORE}/lost_work.py", "    send_back(later, state, flights)\n", ""),
-    Mutant("dependants-in-flight", f"{CORE}/flights.py", "group.sequences[0].name in names\n", "False\n"),
+    Mutant("dependants-in-flight", f"{CORE}/plans_in_flight.py", "group.sequences[0].name in names\n", "False\n"),
     Mutant(
         "dependants-swapped",
-        f"{CORE}/flights.py",
+        f"{CORE}/plans_in_flight.py",
         "or group.request.request_id in moved\n",
         "\n",
         "tests/core/policies/mixed/test_quire_preemption.py",
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "swap-in-need",
-        f"{CORE}/policies/mixed/mixed_swapped.py",
+        f"{CORE}/policies/mixed/swap_in.py",
         "state.cache.num_blocks_to_swap_in(group.live)",
         "len(group.live)",
     ),

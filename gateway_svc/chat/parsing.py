@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from gateway_svc.chat.calls_or_answer import AnswerParser
 from gateway_svc.chat.guard import GuardedParser
-from gateway_svc.chat.output_formats import NONE, TOOL_FORMATS
 from gateway_svc.chat.reasoning import ReasoningParser
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
+from gateway_svc.chat.tool_calls.format_choice import NONE, TOOL_FORMATS
 from gateway_svc.text.output_parser import OutputParser
 from svc_common.errors import InvalidArgument
 

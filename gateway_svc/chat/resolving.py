@@ -14,9 +14,9 @@ from gateway_svc.chat.conversation import (
     template_variables,
     told_tools,
 )
-from gateway_svc.chat.output_formats import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
+from gateway_svc.chat.tool_calls.format_choice import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
 from gateway_svc.checks import validation
 from gateway_svc.checks.tokenized_constraints import compiled_grammar
 from gateway_svc.checks.tool_checks import is_forced

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from gateway_svc.calls import Call, FreePermit, Permit
-from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.engine.engine_request import EngineRequest

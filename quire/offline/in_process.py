@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.generating.choice_events import ChoiceEvents
 from gateway_svc.text.text_model import TextModel

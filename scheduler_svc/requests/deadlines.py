@@ -6,8 +6,8 @@ earlier, by its own clock (`core/parts/waiting_deadlines`).
 
 from collections.abc import Callable, Mapping
 
+from scheduler_svc.core.parts.waiting_deadlines import DeadlineHeap
 from scheduler_svc.requests.live_request import LiveRequest
-from svc_common.deadline_heap import DeadlineHeap
 from svc_common.errors import DeadlineExceeded
 
 

@@ -1,4 +1,4 @@
-"""Parsers for the tool-call formats of Hermes and Qwen, Llama 3, and Mistral. How one is chosen: `chat.output_formats`."""
+"""Parsers for the tool-call formats of Hermes and Qwen, Llama 3, and Mistral. How one is chosen: `format_choice`."""
 
 import re
 

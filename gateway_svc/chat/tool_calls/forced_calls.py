@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.chat.output_formats import ARGUMENTS, NAME, CallSyntax, ReasoningFormat
+from gateway_svc.chat.tool_calls.format_choice import ARGUMENTS, NAME, CallSyntax, ReasoningFormat
 from svc_common.grammars import with_bounded_whitespace
 
 MAX_CALLS = 128

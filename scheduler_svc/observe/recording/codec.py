@@ -28,7 +28,7 @@ _TOKENS, _BYTES = 0, 1
 
 
 class TokenRename(Protocol):
-    """Renaming of tokens and salts; see `Alias`."""
+    """Renaming of tokens and salts; see `TokenAlias`."""
 
     def tokens(self, data: bytes) -> bytes:
         """Rename token ids, little-endian int32."""

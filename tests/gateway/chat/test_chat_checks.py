@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway_svc.chat.conversation import template_arguments, template_messages, template_tools
-from gateway_svc.chat.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.format_choice import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS, FormatChoice
 from gateway_svc.checks.validation import SamplingDefaults, check_parameters
 from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb

@@ -9,8 +9,8 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway_svc.chat.output_formats import TOOL_FORMATS
 from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
 from gateway_svc.engine.request_update import ChoiceUpdate
 from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents

@@ -11,9 +11,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.checks.validation import ResolvedRequest, SamplingDefaults, check_parameters
 from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2

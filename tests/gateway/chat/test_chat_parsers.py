@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gateway_svc.chat.buffered import MAX_BLANKS
 from gateway_svc.chat.guard import GuardedParser
-from gateway_svc.chat.output_formats import TOOL_FORMATS
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.call_parser_base import MAX_HELD_CHARS
+from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
 from gateway_svc.text.output_parser import CONTENT, REASONING, PartKind, TextSpan
 from svc_common.errors import InvalidArgument
 from tests.support.services.chat_outputs import Parts, cut, parsed, parsing

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from gateway_svc.chat.output_formats import FormatChoice
 from gateway_svc.chat.resolving import resolve_chat
+from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.text.chat_template import ChatTemplate
 from gateway_svc.text.text_model import TextModel

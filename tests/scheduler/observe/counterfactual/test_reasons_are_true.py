@@ -19,7 +19,7 @@ from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
 from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
-from tests.support.core.recorded_lives import KEY, Alias, RecordedLife
+from tests.support.core.recorded_lives import KEY, RecordedLife, TokenAlias
 
 POLICIES = presets.policy_names()
 Record = Callable[[str, object], None]
@@ -38,7 +38,7 @@ class ExplainedLife(RecordedLife):
 
 def explained(policy: str, seed: int) -> ExplainedLife:
     rng = random.Random(f"true {policy} {seed}")
-    life = ExplainedLife(random_setting(policy, rng), alias=Alias(KEY), segment_steps=40)
+    life = ExplainedLife(random_setting(policy, rng), alias=TokenAlias(KEY), segment_steps=40)
     life.timelines = Timelines(lambda name: name in life.core.state.requests)
     for _ in range(rng.randint(40, 120)):
         happen(life, rng.choice([0.6, 1.5]), rng)
