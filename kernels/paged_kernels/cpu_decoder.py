@@ -1,4 +1,7 @@
-"""Whole decoders on CPU by the compiled library: see cpu/products.h for packed weights, cpu/decoder.h for programs."""
+"""Whole decoders on CPU by the compiled library: see cpu/products.h and cpu/integers.h for packed weights.
+
+cpu/decoder.h runs programs.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -10,8 +13,9 @@ import torch
 
 from paged_kernels import decoder
 from paged_kernels.backend import AttentionBatch
-from paged_kernels.decoder import PackedWeights, Program, Rows, Stored
+from paged_kernels.decoder import PackedForm, PackedWeights, Program, Rows, Stored
 from paged_kernels.host_memory import host_bytes
+from paged_kernels.quantized import QuantizedWeight
 
 _LANES = 16
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -22,9 +26,7 @@ _CACHES = {
     (torch.float32, torch.float16): "float32_float16",
 }
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_STORED: dict[Stored, int] = {"plain": 0, "int8": 1}
-_INT8_DEPTHS = 4
-"""Depths in a unit of int8 weights."""
+_STORED: dict[Stored, int] = {"plain": 0, "int8": 1, "int4": 2}
 _NORM, _LINEAR, _GATED, _PLACE, _ATTEND = range(5)
 _INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 
@@ -37,8 +39,8 @@ class _Operator(ctypes.Structure):
         *((name, _INT) for name in ("layer", "window")),
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
-        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias", "scales", "second_scales")),
-        *((name, _INT) for name in ("stored", "reserved")),
+        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half")),
     ]
 
 
@@ -66,10 +68,9 @@ class CpuDecoders:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         pack_types = [_POINTER] * 2 + [_INT] * 3
-        int8_types = [_POINTER] * 3 + [_INT] * 3
-        linear_types = [_POINTER] * 3 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 3
+        linear_types = [_POINTER] * 2 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 6
         self._pack = {dtype: self._function(f"quire_pack_{name}", pack_types) for dtype, name in _NAMES.items()}
-        self._int8 = {dtype: self._function(f"quire_pack_int8_{name}", int8_types) for dtype, name in _NAMES.items()}
+        self._pack_integers = self._function("quire_pack_integers", [_POINTER] * 4 + [_INT] * 6)
         self._linear = {dtype: self._function(f"quire_linear_{name}", linear_types) for dtype, name in _NAMES.items()}
         run_types = [ctypes.POINTER(_Operator), ctypes.c_int, ctypes.POINTER(_Step)]
         self._run = {dtypes: self._function(f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()}
@@ -79,23 +80,46 @@ class CpuDecoders:
         function.argtypes, function.restype = types, None
         return function
 
-    def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
+    def packs(self, dtype: torch.dtype, depth: int) -> bool:
         """See DecoderKernels."""
-        return dtype in _NAMES and depth % (_INT8_DEPTHS if stored == "int8" else 4 // dtype.itemsize) == 0
+        return dtype in _NAMES and depth % (4 // dtype.itemsize) == 0
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
+    def packs_quantized(self, dtype: torch.dtype) -> bool:
         """See DecoderKernels."""
-        columns, depth = weight.shape
-        weight, threads = weight.contiguous(), torch.get_num_threads()
-        data = host_bytes(-(-columns // _LANES) * _LANES * depth * (1 if stored == "int8" else weight.itemsize))
-        scales = torch.empty(columns) if stored == "int8" else None
-        if scales is None:
-            self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, threads)
-        else:
-            places = (weight.data_ptr(), data.data_ptr(), scales.data_ptr())
-            self._int8[weight.dtype](*places, columns, depth, threads)
+        return dtype in _NAMES
+
+    def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
+        """See DecoderKernels."""
         kept = None if bias is None else bias.contiguous().clone()
-        return PackedWeights(columns, depth, weight.dtype, data, kept, scales)
+        if isinstance(weight, QuantizedWeight):
+            form = _form_of(weight)
+            return PackedWeights(weight.columns, weight.depth, weight.dtype, self._integers(weight, form), kept, form)
+        columns, depth = weight.shape
+        weight = weight.contiguous()
+        data = host_bytes(-(-columns // _LANES) * _LANES * depth * weight.itemsize)
+        self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, torch.get_num_threads())
+        return PackedWeights(columns, depth, weight.dtype, data, kept)
+
+    def _integers(self, weight: QuantizedWeight, form: PackedForm) -> torch.Tensor:
+        num_groups = -(-weight.depth // weight.group)
+        factor_bytes = (2 if form.half else 4) * (2 if form.has_offsets else 1)
+        panels = -(-weight.columns // _LANES)
+        data = host_bytes(panels * _LANES * num_groups * (factor_bytes + weight.group * weight.bits // 8))
+        numbers, scales = weight.numbers.contiguous(), weight.scales.contiguous()
+        offsets = None if weight.offsets is None else weight.offsets.contiguous()
+        self._pack_integers(
+            numbers.data_ptr(),
+            scales.data_ptr(),
+            _pointer(offsets),
+            data.data_ptr(),
+            weight.columns,
+            weight.depth,
+            _STORED[form.stored],
+            form.group,
+            form.half,
+            torch.get_num_threads(),
+        )
+        return data
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
         """See DecoderKernels."""
@@ -104,14 +128,13 @@ class CpuDecoders:
         self._linear[weights.dtype](
             weights.data.data_ptr(),
             _pointer(weights.bias),
-            _pointer(weights.scales),
             weights.columns,
             weights.depth,
             rows.data_ptr(),
             out.data_ptr(),
             rows.numel() // weights.depth,
             wide,
-            _STORED[weights.stored],
+            *_form_fields(weights.form).values(),
             torch.get_num_threads(),
         )
         return out
@@ -189,19 +212,18 @@ class _Translator:
         return _Operator(
             kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, columns=weights.columns,
             depth=weights.depth, weights=weights.data.data_ptr(), bias=_pointer(weights.bias),
-            scales=_pointer(weights.scales), stored=_STORED[weights.stored],
+            **_form_fields(weights.form),
         )  # fmt: skip
 
     @operator.register
     def _(self, given: decoder.Gated) -> _Operator:
         gate, up = given.gate, given.up
-        if gate.stored != up.stored:
-            raise ValueError(f"gate is stored as {gate.stored}, up as {up.stored}; both must have the same form")
+        if gate.form != up.form:
+            raise ValueError(f"gate is packed as {gate.form}, up as {up.form}; both must have the same form")
         return _Operator(
             kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
             activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=_pointer(gate.bias),
-            second=up.data.data_ptr(), second_bias=_pointer(up.bias), scales=_pointer(gate.scales),
-            second_scales=_pointer(up.scales), stored=_STORED[gate.stored],
+            second=up.data.data_ptr(), second_bias=_pointer(up.bias), **_form_fields(gate.form),
         )  # fmt: skip
 
     @operator.register
@@ -227,3 +249,27 @@ class _Translator:
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _form_of(weight: QuantizedWeight) -> PackedForm:
+    """How such weights are packed. Raises ValueError for groups that the library does not have."""
+    if weight.bits not in {4, 8} or weight.group % _LANES:
+        raise ValueError(
+            f"{weight.bits} bits in groups of {weight.group}; 4 or 8 bits and a multiple of {_LANES} needed"
+        )
+    half = _is_half(weight.scales) and (weight.offsets is None or _is_half(weight.offsets))
+    return PackedForm("int4" if weight.bits == 4 else "int8", weight.group, weight.offsets is not None, half)
+
+
+def _is_half(factors: torch.Tensor) -> bool:
+    """True if float16 has all of these numbers."""
+    return torch.equal(factors.half().float(), factors)
+
+
+def _form_fields(form: PackedForm) -> dict[str, int]:
+    return {
+        "stored": _STORED[form.stored],
+        "group": form.group,
+        "offsets": int(form.has_offsets),
+        "half": int(form.half),
+    }
