@@ -27,21 +27,23 @@ from torch.nn import functional
 
 from benchmarks import command_line, report
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
-from paged_kernels.decoder import DecoderKernels, Linear, PackedWeights, Program, Rows, Stored
+from paged_kernels.decoder import DecoderKernels, Linear, PackedWeights, Program, Rows
+from paged_kernels.quantized import quantized
 from paged_kernels.registry import decoder_kernels, make_backend
 
 _MIB = 2**20
 _SHAPE = re.compile(r"(\d+)x(\d+)")
 _CACHE = CacheShape(16, 1, 2)
 _LEAST_S = 0.02
+_GROUP = 32
 _READ = "memory read"
-FORMS: Mapping[str, tuple[torch.dtype, Stored]] = {
-    "bf16": (torch.bfloat16, "plain"),
-    "int8": (torch.bfloat16, "int8"),
-    "float32": (torch.float32, "plain"),
-    "int8 of float32": (torch.float32, "int8"),
+FORMS: Mapping[str, tuple[torch.dtype, int]] = {
+    "bf16": (torch.bfloat16, 0),
+    "int8": (torch.bfloat16, 8),
+    "int4": (torch.bfloat16, 4),
+    "float32": (torch.float32, 0),
 }
-"""Dtype of the rows, and storage form of the weights."""
+"""Dtype of the rows, and bits of quantized weights in groups of 32, or 0."""
 TORCH = {"F.linear bf16": torch.bfloat16, "F.linear float32": torch.float32}
 
 Call = Callable[[], object]
@@ -87,11 +89,12 @@ class Weights:
             found[name] = (partial(_each_linear, rows, plain), sum(each.nbytes for each in plain), len(plain))
         return found
 
-    def _copies(self, dtype: torch.dtype, stored: Stored, cold_bytes: int) -> list[PackedWeights]:
+    def _copies(self, dtype: torch.dtype, bits: int, cold_bytes: int) -> list[PackedWeights]:
         plain = self._random(self.columns, dtype)
-        first = self._kernels.pack(plain, None, stored=stored)
+        weight = quantized(plain, bits, _GROUP) if bits else plain
+        first = self._kernels.pack(weight, None)
         more = range(_count(cold_bytes, first.num_bytes) - 1)
-        return [first, *(self._kernels.pack(plain, None, stored=stored) for _ in more)]
+        return [first, *(self._kernels.pack(weight, None) for _ in more)]
 
     def _program(self, packed: Sequence[PackedWeights], dtype: torch.dtype, num_rows: int) -> Call:
         widths = {rows: 2 for rows in Rows} | {Rows.STREAM: self.depth, Rows.GATED: self.columns}
@@ -179,7 +182,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object and nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/products.json.")] = False,
 ) -> None:
-    """Measures products with packed weights (bf16, float32, int8), F.linear and plain memory reads."""
+    """Measures products with packed weights (bf16, float32, int8, int4), F.linear and plain memory reads."""
     counts, wanted = command_line.numbers(rows, 1, 65_536, "1,8,64"), shapes_of(shapes)
     kernels = decoder_kernels(make_backend("cpu", os.environ, lambda line: print(line, file=sys.stderr)))
     if kernels is None:

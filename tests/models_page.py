@@ -84,7 +84,7 @@ _NOTES = """\
 
 | stored as | served |
 |---|---|
-| float32, bfloat16, float16 | unchanged, or rounded to 8 bits when loaded (`--quantization int8`, CPU) |
+| float32, bfloat16, float16 | unchanged, or [rounded when loaded](performance.md#weights-of-eight-or-four-bits) (CPU) |
 | FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when loaded |
 | `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused with `QUANTIZATION_UNSUPPORTED` |
 

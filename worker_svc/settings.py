@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from svc_common.errors import ConfigError, FieldViolation
 from svc_common.net.tls_settings import PeerSettings
 
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -68,7 +68,9 @@ class WorkerSettings(ShellSettings):
     kv_cache_dtype: str = "auto"
     """Storage type of keys and values: float32, bfloat16, float16, or auto: the compute dtype."""
     quantization: Quantization = "none"
-    """Storage form of linear weights, converted at load: int8 (8 bits and a scale per column; CPU only), or none."""
+    """Round the linear weights of an unquantized checkpoint when it is loaded: int8, int4, or none. CPU only."""
+    quantization_group: Literal[32, 128] = 32
+    """Weights that have a scale in common with --quantization: 32 or 128. Fewer are more accurate and take more memory."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Maximum length of prompt plus output, in tokens. Default: the checkpoint's limit."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -127,6 +129,11 @@ class WorkerSettings(ShellSettings):
         if not _DEVICE.fullmatch(value):
             raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
         return value
+
+    @property
+    def bits(self) -> int:
+        """Bits that `--quantization` rounds weights to; 0 = none."""
+        return {"none": 0, "int8": 8, "int4": 4}[self.quantization]
 
     @property
     def name(self) -> str:

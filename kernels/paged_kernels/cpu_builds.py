@@ -33,7 +33,7 @@ class Build:
 
 
 BUILDS = (
-    Build("x86_64", "avx512_bf16", "x86_64_v4+avx512bf16+avx512vbmi", _AVX512 | {"avx512_bf16", "avx512vbmi"}),
+    Build("x86_64", "avx512_bf16", "x86_64_v4+avx512bf16+avx512vnni", _AVX512 | {"avx512_bf16", "avx512_vnni"}),
     Build("x86_64", "avx512", "x86_64_v4", _AVX512),
     Build("x86_64", "avx2", "x86_64_v3", _AVX2),
     Build("aarch64", "neon", "generic"),

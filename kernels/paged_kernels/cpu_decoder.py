@@ -1,20 +1,17 @@
-"""Whole decoders on CPU by the compiled library: see cpu/products.h for packed weights, cpu/decoder.h for programs."""
+"""Whole decoders on CPU by the compiled library: cpu/products.h and cpu/integers.h multiply, cpu/decoder.h runs programs."""
 
 import ctypes
 from collections.abc import Callable
 from functools import singledispatchmethod
-from typing import Any
 
 import numpy as np
 import torch
 
 from paged_kernels import decoder
 from paged_kernels.backend import AttentionBatch
-from paged_kernels.decoder import PackedWeights, Program, Rows, Stored
-from paged_kernels.host_memory import host_bytes
+from paged_kernels.decoder import PackedForm, PackedWeights, Program, Rows
+from paged_kernels.weight_packing import NAMES, STORED, WeightPacking, function_of, pointer
 
-_LANES = 16
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _CACHES = {
     (torch.float32, torch.float32): "float32_float32",
     (torch.bfloat16, torch.bfloat16): "bfloat16_bfloat16",
@@ -22,9 +19,6 @@ _CACHES = {
     (torch.float32, torch.float16): "float32_float16",
 }
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_STORED: dict[Stored, int] = {"plain": 0, "int8": 1}
-_INT8_DEPTHS = 4
-"""Depths in a unit of int8 weights."""
 _NORM, _LINEAR, _GATED, _PLACE, _ATTEND = range(5)
 _INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 
@@ -37,8 +31,8 @@ class _Operator(ctypes.Structure):
         *((name, _INT) for name in ("layer", "window")),
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
-        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias", "scales", "second_scales")),
-        *((name, _INT) for name in ("stored", "reserved")),
+        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half")),
     ]
 
 
@@ -60,42 +54,19 @@ class _Step(ctypes.Structure):
     ]
 
 
-class CpuDecoders:
+class CpuDecoders(WeightPacking):
     """`DecoderKernels` of the compiled library, on torch's current number of threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
-        pack_types = [_POINTER] * 2 + [_INT] * 3
-        int8_types = [_POINTER] * 3 + [_INT] * 3
-        linear_types = [_POINTER] * 3 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 3
-        self._pack = {dtype: self._function(f"quire_pack_{name}", pack_types) for dtype, name in _NAMES.items()}
-        self._int8 = {dtype: self._function(f"quire_pack_int8_{name}", int8_types) for dtype, name in _NAMES.items()}
-        self._linear = {dtype: self._function(f"quire_linear_{name}", linear_types) for dtype, name in _NAMES.items()}
+        super().__init__(library)
+        linear_types = [_POINTER] * 2 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 6
+        self._linear = {
+            dtype: function_of(library, f"quire_linear_{name}", linear_types) for dtype, name in NAMES.items()
+        }
         run_types = [ctypes.POINTER(_Operator), ctypes.c_int, ctypes.POINTER(_Step)]
-        self._run = {dtypes: self._function(f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()}
-
-    def _function(self, name: str, types: list[Any]) -> Callable[..., None]:
-        function = self._library[name]
-        function.argtypes, function.restype = types, None
-        return function
-
-    def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
-        """See DecoderKernels."""
-        return dtype in _NAMES and depth % (_INT8_DEPTHS if stored == "int8" else 4 // dtype.itemsize) == 0
-
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
-        """See DecoderKernels."""
-        columns, depth = weight.shape
-        weight, threads = weight.contiguous(), torch.get_num_threads()
-        data = host_bytes(-(-columns // _LANES) * _LANES * depth * (1 if stored == "int8" else weight.itemsize))
-        scales = torch.empty(columns) if stored == "int8" else None
-        if scales is None:
-            self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, threads)
-        else:
-            places = (weight.data_ptr(), data.data_ptr(), scales.data_ptr())
-            self._int8[weight.dtype](*places, columns, depth, threads)
-        kept = None if bias is None else bias.contiguous().clone()
-        return PackedWeights(columns, depth, weight.dtype, data, kept, scales)
+        self._run = {
+            dtypes: function_of(library, f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()
+        }
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
         """See DecoderKernels."""
@@ -103,15 +74,14 @@ class CpuDecoders:
         out = torch.empty(*rows.shape[:-1], weights.columns, dtype=torch.float32 if wide else rows.dtype)
         self._linear[weights.dtype](
             weights.data.data_ptr(),
-            _pointer(weights.bias),
-            _pointer(weights.scales),
+            pointer(weights.bias),
             weights.columns,
             weights.depth,
             rows.data_ptr(),
             out.data_ptr(),
             rows.numel() // weights.depth,
             wide,
-            _STORED[weights.stored],
+            *_form_fields(weights.form).values(),
             torch.get_num_threads(),
         )
         return out
@@ -188,28 +158,27 @@ class _Translator:
         weights = given.weights
         return _Operator(
             kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, columns=weights.columns,
-            depth=weights.depth, weights=weights.data.data_ptr(), bias=_pointer(weights.bias),
-            scales=_pointer(weights.scales), stored=_STORED[weights.stored],
+            depth=weights.depth, weights=weights.data.data_ptr(), bias=pointer(weights.bias),
+            **_form_fields(weights.form),
         )  # fmt: skip
 
     @operator.register
     def _(self, given: decoder.Gated) -> _Operator:
         gate, up = given.gate, given.up
-        if gate.stored != up.stored:
-            raise ValueError(f"gate is stored as {gate.stored}, up as {up.stored}; both must have the same form")
+        if gate.form != up.form:
+            raise ValueError(f"gate is packed as {gate.form}, up as {up.form}; both must have the same form")
         return _Operator(
             kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
-            activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=_pointer(gate.bias),
-            second=up.data.data_ptr(), second_bias=_pointer(up.bias), scales=_pointer(gate.scales),
-            second_scales=_pointer(up.scales), stored=_STORED[gate.stored],
+            activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=pointer(gate.bias),
+            second=up.data.data_ptr(), second_bias=pointer(up.bias), **_form_fields(gate.form),
         )  # fmt: skip
 
     @operator.register
     def _(self, given: decoder.RotateAndStore) -> _Operator:
         norm = given.norm
         made = _Operator(
-            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=_pointer(given.cosines),
-            second_bias=_pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
+            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=pointer(given.cosines),
+            second_bias=pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
         )  # fmt: skip
         if norm is not None:
             made.weights, made.bias = norm.queries.data_ptr(), norm.keys.data_ptr()
@@ -225,5 +194,10 @@ class _Translator:
         )  # fmt: skip
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _form_fields(form: PackedForm) -> dict[str, int]:
+    return {
+        "stored": STORED[form.stored],
+        "group": form.group,
+        "offsets": int(form.has_offsets),
+        "half": int(form.half),
+    }

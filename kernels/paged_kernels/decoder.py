@@ -12,10 +12,11 @@ from typing import Literal, Protocol
 import torch
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.quantized import QuantizedWeight
 
 Activation = Literal["silu", "gelu_tanh"]
-Stored = Literal["plain", "int8"]
-"""Storage form of packed weights: their own dtype, or 8-bit integers with a scale per column."""
+Stored = Literal["plain", "int8", "int4"]
+"""How packed weights are stored: in their own dtype, or as integers with a scale per group."""
 
 
 class Rows(IntEnum):
@@ -31,13 +32,23 @@ class Rows(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PackedForm:
+    """How weights are packed: plain, or as integers in groups of `group` depths, see `QuantizedWeight`.
+
+    `half`: scales and offsets are kept in float16, which changes none of them.
+    """
+
+    stored: Stored = "plain"
+    group: int = 0
+    has_offsets: bool = False
+    half: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PackedWeights:
     """Weights of a linear map in a backend's own order.
 
-    `bias` [columns] of the same dtype, or None; `data`: uint8.
-
-    `dtype`: of the rows they are multiplied with. `scales`: float32 [columns], each column's largest
-    magnitude / 127, if `stored` is "int8"; else None.
+    `data`: uint8. `dtype`: of the rows they are multiplied with. `bias` [columns] of the same dtype, or None.
     """
 
     columns: int
@@ -45,17 +56,12 @@ class PackedWeights:
     dtype: torch.dtype
     data: torch.Tensor
     bias: torch.Tensor | None = None
-    scales: torch.Tensor | None = None
-
-    @property
-    def stored(self) -> Stored:
-        """Storage form of the weights."""
-        return "plain" if self.scales is None else "int8"
+    form: PackedForm = PackedForm()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights, scales and bias."""
-        return sum(tensor.nbytes for tensor in (self.data, self.scales, self.bias) if tensor is not None)
+        """Bytes of weights and bias."""
+        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """target = activation(source @ gate) * (source @ up); both have the same storage form."""
+    """target = activation(source @ gate) * (source @ up); both are packed in the same form."""
 
     source: Rows
     target: Rows
@@ -147,16 +153,20 @@ class PreparedProgram(Protocol):
 class DecoderKernels(Protocol):
     """Products with packed weights, and programs. A row's bits depend only on the row."""
 
-    def packs(self, dtype: torch.dtype, depth: int, stored: Stored = "plain") -> bool:
-        """True if such weights can be packed."""
+    def packs(self, dtype: torch.dtype, depth: int) -> bool:
+        """True if plain weights of this dtype and depth can be packed."""
         ...
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, stored: Stored = "plain") -> PackedWeights:
-        """Pack `weight` [columns, depth]; no reference to it is kept.
+    def packs_quantized(self, dtype: torch.dtype) -> bool:
+        """True if quantized weights can be packed, for rows of this dtype."""
+        ...
 
-        "int8": each column's weights are rounded to multiples of its largest magnitude / 127 (ties to even).
-        Products are computed with the multiples, exact in either dtype, then scaled; a column with a
-        non-finite weight gives NaN.
+    def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
+        """Pack weights of [columns, depth]; no reference to them is kept.
+
+        Products with quantized weights round each group of a row to multiples of its largest magnitude / 127
+        (ties to even), and sum products of integers exactly. So a result is off by at most half a multiple
+        times the sum of the group's weights' magnitudes, over all groups.
         """
         ...
 

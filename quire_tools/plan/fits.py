@@ -131,7 +131,7 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
 def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str]) -> int | None:
     """Bytes for blocks, as the worker computes them after loading the weights; adds a problem where the worker would fail."""
     try:
-        memory.check_weights(sizes.weight_bytes, question.memory_bytes)
+        memory.check_weights(sizes.loaded_bytes, question.memory_bytes)
         if question.on_cuda:
             return question.cache_bytes
         free = question.memory_bytes - sizes.weight_bytes

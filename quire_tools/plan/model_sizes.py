@@ -13,16 +13,31 @@ from worker_svc.model import architecture, attention, checkpoint, stored_weights
 
 _PROBE_TOKENS = 4
 _BLOCK_SIZE = 16  # any value will do here
+_PANEL, _SCALE_BYTES = 16, 2
 _PACKED = (torch.float32, torch.bfloat16)  # the CPU kernels pack weights of these types
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Integers of `bits` with a scale of 2 bytes for each `group`, as the CPU kernels pack them."""
+
+    bits: int
+    group: int
+
+    def packed_bytes(self, linear: nn.Linear) -> int:
+        """Bytes of a linear module's weight: whole panels of columns, whole groups of depths."""
+        columns = -(-linear.out_features // _PANEL) * _PANEL
+        return columns * -(-linear.in_features // self.group) * (self.group * self.bits // 8 + _SCALE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """The sizes that memory depends on.
 
-    `weight_bytes`: in the compute type; `tied_head_bytes`: of a head tied to the embedding, of which a CPU
-    keeps a packed copy; `file_bytes`: of the weight files, None if they are not here; `max_model_len`: the
-    model's maximum, or the one requested.
+    `loaded_bytes`: of the weights in the compute type; `weight_bytes`: of those that are kept, which
+    `--quantization` makes smaller; `tied_head_bytes`: of a head tied to the embedding, of which a CPU keeps a
+    packed copy; `file_bytes`: of the weight files, None if they are not here; `max_model_len`: the model's
+    maximum, or the one requested.
     """
 
     name: str
@@ -30,6 +45,7 @@ class ModelSizes:
     dtype_bytes: int
     cache_dtype: str
     cache_dtype_bytes: int
+    loaded_bytes: int
     weight_bytes: int
     tied_head_bytes: int
     num_parameters: int
@@ -43,8 +59,13 @@ class ModelSizes:
     max_model_len: int
 
 
-def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: int | None) -> ModelSizes:
-    """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served."""
+def model_sizes(
+    path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: int | None, rounding: Rounding | None = None
+) -> ModelSizes:
+    """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served.
+
+    `rounding`: of the linear weights when they are loaded.
+    """
     if not (path / "config.json").is_file():
         checkpoint.open_checkpoint(path)  # raises, naming what is missing
     found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))
@@ -59,15 +80,17 @@ def model_sizes(path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: i
     longest = checkpoint.choose_max_model_len(found, max_model_len)
     shape = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    hidden = int(config.hidden_size)
+    hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
+    saved, tied_head_bytes = (0, _tied_head_bytes(model)) if rounding is None else _rounded(model, rounding)
     return ModelSizes(
         name=path.resolve().name,
         dtype=str(computed).removeprefix("torch."),
         dtype_bytes=computed.itemsize,
         cache_dtype=str(cached).removeprefix("torch."),
         cache_dtype_bytes=cached.itemsize,
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        tied_head_bytes=_tied_head_bytes(model),
+        loaded_bytes=loaded_bytes,
+        weight_bytes=loaded_bytes - saved,
+        tied_head_bytes=tied_head_bytes,
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
         num_layers=int(config.num_hidden_layers),
@@ -86,6 +109,15 @@ def _tied_head_bytes(model: Any) -> int:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
     return head.weight.nbytes if is_tied and head.weight.dtype in _PACKED else 0
+
+
+def _rounded(model: Any, rounding: Rounding) -> tuple[int, int]:
+    """Bytes that rounding saves, and those of a tied head; the embedding of which is kept as it is."""
+    embedding = model.get_input_embeddings().weight
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    own = [linear for linear in linears if linear.weight is not embedding]
+    saved = sum(linear.weight.nbytes - rounding.packed_bytes(linear) for linear in own)
+    return saved, sum(rounding.packed_bytes(linear) for linear in linears if linear.weight is embedding)
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
-from quire_tools.plan.model_sizes import model_sizes
+from quire_tools.plan.model_sizes import Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
 from worker_svc.device.devices import CUDA_DEVICES, HOST
 from worker_svc.model.loading import choose_device
@@ -40,6 +40,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
+        rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
     )
     where = _where(settings, wanted)
     question = MemoryQuestion(

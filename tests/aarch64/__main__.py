@@ -35,7 +35,7 @@ _PACKAGES = (
     *("numpy", "pytest", "pytest-timeout", "iniconfig", "packaging", "pluggy", "pygments"),
     *("hypothesis", "sortedcontainers", "attrs"),
 )
-_TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("attention", "decoder_program", "products", "int8"))
+_TESTS = tuple(f"tests/kernels/test_{name}.py" for name in ("attention", "decoder_program", "products", "quantized"))
 
 
 def main(arguments: list[str]) -> int:

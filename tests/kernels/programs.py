@@ -9,6 +9,7 @@ import torch
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.decoder import DecoderKernels, Linear, Operator, PackedWeights, Program, Rows
+from paged_kernels.quantized import quantized
 
 Spans = Sequence[tuple[int, int, int]]
 """Of each sequence in a step: its row of the block tables, first position, and the position behind its last."""
@@ -17,6 +18,11 @@ Spans = Sequence[tuple[int, int, int]]
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Normally distributed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> PackedWeights:
+    """Packed in groups of 32 with 8 or 4 bits, or plain with 0."""
+    return kernels.pack(quantized(weight, bits, 32) if bits else weight, bias)
 
 
 def moves(kernels: DecoderKernels, columns: int, depth: int, dtype: torch.dtype) -> PackedWeights:

@@ -95,7 +95,7 @@ V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
 @pytest.mark.parametrize(
     ("machine", "flags", "chosen"),
     [
-        ("x86_64", f"{V4} avx512_bf16 avx512vbmi", ["avx512_bf16", "avx512", "avx2"]),
+        ("x86_64", f"{V4} avx512_bf16 avx512_vnni", ["avx512_bf16", "avx512", "avx2"]),
         ("x86_64", f"{V4} avx512_bf16", ["avx512", "avx2"]),
         ("x86_64", f"{V3} avx512f avx512_bf16", ["avx2"]),
         ("x86_64", "avx2", []),

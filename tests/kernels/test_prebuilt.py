@@ -20,7 +20,7 @@ from paged_kernels.cpu_builds import BUILDS
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
 from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, RotateAndStore, Rows
-from tests.kernels.programs import Bench, Cache, random
+from tests.kernels.programs import Bench, Cache, packed, random
 
 START = """
 import os, sys
@@ -40,12 +40,13 @@ def made_wheel(tmp_path_factory, prebuilt) -> Path:
     return wheel.make_wheel(pure, next(iter(prebuilt)).machine, folder)
 
 
-def layer(backend: CompiledCpuBackend, dtype: torch.dtype, stored: str) -> torch.Tensor:
+def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int) -> torch.Tensor:
     """A layer with everything that layers have, of three sequences at once."""
     heads, kv_heads, dim, width, gated = 6, 2, 40, 240, 352
-    pack = backend.decoder.pack
     weights = {
-        name: pack(random(*sizes, dtype=dtype, seed=seed) / 16, random(sizes[0], dtype=dtype, seed=9), stored=stored)
+        name: packed(
+            backend.decoder, random(*sizes, dtype=dtype, seed=seed) / 16, random(sizes[0], dtype=dtype, seed=9), bits
+        )
         for seed, (name, sizes) in enumerate(
             {
                 "heads": ((heads + 2 * kv_heads) * dim, width),
@@ -80,17 +81,18 @@ def layer(backend: CompiledCpuBackend, dtype: torch.dtype, stored: str) -> torch
     return Bench(backend, widths, heads, dtype).run(operators, random(48, width, dtype=dtype), cache, batch)
 
 
-@pytest.mark.parametrize("stored", ["plain", "int8"])
+@pytest.mark.parametrize("bits", [0, 8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_prebuilt_layers_agree(prebuilt, dtype, stored):
+def test_prebuilt_layers_agree(prebuilt, dtype, bits):
     """Every build that runs here computes a layer as this machine's compiler does: the best in every bit, others to rounding."""
-    expected = layer(CompiledCpuBackend(load_library(os.environ, lambda _: None)), dtype, stored)
+    expected = layer(CompiledCpuBackend(load_library(os.environ, lambda _: None)), dtype, bits)
     assert expected.isfinite().all()
     for number, path in enumerate(prebuilt.values()):
-        found = layer(CompiledCpuBackend(load_library({"QUIRE_KERNEL_LIBRARY": str(path)}, print)), dtype, stored)
+        found = layer(CompiledCpuBackend(load_library({"QUIRE_KERNEL_LIBRARY": str(path)}, print)), dtype, bits)
         if number == 0:
             assert torch.equal(found, expected), path.name
-        tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+        # A number of a rounded row that lies on the border between two becomes either.
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-1 if bits else 5e-2
         torch.testing.assert_close(
             found, expected, rtol=tolerance, atol=tolerance, msg=lambda m, p=path: f"{p.name}: {m}"
         )

@@ -9,7 +9,7 @@ import pytest
 from quire.built_in_model import default_model
 from quire.cli import main
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
-from quire_tools.plan.model_sizes import ModelSizes, model_sizes
+from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
@@ -50,6 +50,19 @@ def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
     assert of_plan(plan) == of_worker(default_model(), dtype=dtype, kv_cache_dtype=cache)
     assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
+
+
+@pytest.mark.parametrize(("stored", "bits", "group"), [("int8", 8, 32), ("int4", 4, 128)])
+def test_rounded_weights_are_planned(stored: str, bits: int, group: int) -> None:
+    """With `--quantization` too the weights are those that a worker keeps; while it loads, the unquantized ones count."""
+    sizes = sizes_of(default_model(), rounding=Rounding(bits, group))
+    full = sizes_of(default_model())
+    assert sizes.loaded_bytes == full.weight_bytes > sizes.weight_bytes
+    assert of_plan(make_plan(sizes, asked())) == of_worker(
+        default_model(), quantization=stored, quantization_group=group
+    )
+    little = make_plan(sizes, asked(memory_bytes=sizes.weight_bytes + sizes.tied_head_bytes))
+    assert little.problems
 
 
 @pytest.mark.long

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from paged_kernels.backend import BlockMover, CacheShape
-from paged_kernels.decoder import DecoderKernels, Stored
+from paged_kernels.decoder import DecoderKernels
+from paged_kernels.quantized import quantized
 from paged_kernels.registry import (
     GreedyKernel,
     decoder_kernels,
@@ -26,14 +27,14 @@ from worker_svc.model import architecture, attention, bundle, checkpoint, memory
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
+from worker_svc.model.fused.packed_linear import WeightOf, plain_weight
 from worker_svc.model.row_model import RowModel
 from worker_svc.sampling import sampler
-from worker_svc.settings import Quantization, WorkerSettings
+from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 _WEIGHTS_FROM, _WEIGHTS_TO = 0.1, 0.9
-_ANY_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
     fast = decoder_kernels(kernels) if settings.fuse else None
-    stored = _choose_stored(settings.quantization, dtype, fast)
+    weight_of = _choose_weights(settings, dtype, fast)
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
@@ -159,7 +160,9 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     if fast is not None:
-        fuse_tried(model, Fusing(fast, calls, shape, cache_dtype, max_model_len, stored), found.text_config.vocab_size)
+        fuse_tried(
+            model, Fusing(fast, calls, shape, cache_dtype, max_model_len, weight_of), found.text_config.vocab_size
+        )
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)
     made = bundle.make_bundle(found.path, limits)
@@ -196,22 +199,23 @@ def _loaded_onto(device: Device) -> torch.device | None:
     return device.torch_device
 
 
-def _choose_stored(wanted: Quantization, dtype: torch.dtype, fast: DecoderKernels | None) -> Stored:
-    """Storage form of packed weights. Raises ConfigError if 8 bits are requested and no kernel here supports them."""
+def _choose_weights(settings: WorkerSettings, dtype: torch.dtype, fast: DecoderKernels | None) -> WeightOf:
+    """The form in which weights are packed. Raises ConfigError if it is requested and no kernel here supports it."""
+    wanted = settings.quantization
     if wanted == "none":
-        return "plain"
+        return plain_weight
     if fast is None:
         raise ConfigError(
             f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and Quire's "
             "wheel for this platform or a C++ compiler",
             reason="NO_INT8_KERNELS",
         )
-    if not fast.packs(dtype, _ANY_DEPTH, wanted):
+    if not fast.packs_quantized(dtype):
         raise ConfigError(
             f"--quantization {wanted} does not support {str(dtype).removeprefix('torch.')}: use --dtype bfloat16 or float32",
             reason="NO_INT8_KERNELS",
         )
-    return wanted
+    return lambda linear: quantized(linear.weight, settings.bits, settings.quantization_group)
 
 
 def _limits(

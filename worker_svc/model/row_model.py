@@ -16,7 +16,7 @@ from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
-from worker_svc.model.fused.operators import packed_bytes
+from worker_svc.model.fused.operators import packed_bytes, quantized_bytes
 from worker_svc.model.input_batch import ModelInput
 
 _PROBE_TOKENS = 4
@@ -43,9 +43,9 @@ class RowModel:
         return sum(tensors.values()) + packed_bytes(self._model)
 
     @property
-    def int8_bytes(self) -> int:
-        """Bytes of the weights stored in 8 bits."""
-        return packed_bytes(self._model, "int8")
+    def quantized_bytes(self) -> int:
+        """Bytes of the packed weights that are quantized."""
+        return quantized_bytes(self._model)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TO_DO = (
-    "take the model's unquantized checkpoint (--quantization int8 keeps its weights in 8 bits on a CPU), or one in FP8 "
+    "take the model's unquantized checkpoint (--quantization int8 or int4 makes its weights small on a CPU), or one in FP8 "
     "(quant_method 'fp8')"
 )
 _LENGTH = struct.Struct("<Q")

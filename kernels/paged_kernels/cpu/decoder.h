@@ -1,14 +1,14 @@
 // Runs a list of operators on packed rows through all layers of a decoder, in one parallel region.
 //
 // Each operator's work is cut into shares that threads take dynamically; the next operator starts when all
-// are done.
+// are done. Products with quantized weights first round their rows, in shares too.
 #pragma once
 
 #include <memory>
 #include <type_traits>
 
 #include "attention.h"
-#include "int8.h"
+#include "integers.h"
 #include "parallel.h"
 #include "products.h"
 #include "rows.h"
@@ -16,7 +16,7 @@
 namespace quire {
 
 enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4 };
-enum Stored { PLAIN = 0, INT8 = 1 };
+enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2 };
 
 }  // namespace quire
 
@@ -30,8 +30,8 @@ extern "C" struct QuireOperator {
   int32_t rotary;                        // PLACE: elements of a head that are rotated
   const void *weights, *bias;            // LINEAR, GATED (the gate's); NORM; PLACE: norm of queries, of keys
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
-  const float *scales, *second_scales;   // LINEAR, GATED, if `stored` is not PLAIN
-  int32_t stored, reserved;              // LINEAR, GATED: a Stored, of both weights
+  int32_t stored, group;                 // LINEAR, GATED: a Stored, of both weights; if not PLAIN: depths of a group
+  int32_t offsets, half;                 // if not PLAIN, see Groups
 };
 
 // Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
@@ -59,7 +59,8 @@ template <class E, class T>
 class Decoder {
  public:
   Decoder(const QuireOperator* operators, int count, const QuireStep& step)
-      : operators_(operators), count_(count), step_(step), shares_(new Shares[count]),
+      : operators_(operators), count_(count), step_(step), shares_(new Shares[count]), roundings_(new Shares[count]),
+        rounded_(new char[most_rounded(operators, count, step.tokens)]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
         places_{step.tables, step.table_stride, step.sequences, step.positions, step.slots, step.tokens},
         tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {}
@@ -68,17 +69,19 @@ class Decoder {
     Bell bell;
     on_threads(step_.threads, [&] {
       Scratch scratch;
-      Room room;
-      for (int i = 0; i < count_; ++i) run(operators_[i], shares_[i], bell, scratch, room);
+      for (int i = 0; i < count_; ++i) {
+        const QuireOperator& op = operators_[i];
+        if (is_rounded(op)) share_out(row_shares(), roundings_[i], bell, [&](int64_t share) { round_rows(op, share); });
+        share_out(num_shares(op), shares_[i], bell, [&](int64_t share) { perform(op, share, scratch); });
+      }
     });
   }
 
  private:
-  // This thread's part of one operator; returns when the whole operator is done.
-  void run(const QuireOperator& op, Shares& shares, Bell& bell, Scratch& scratch, Room& room) const {
-    const int64_t count = num_shares(op);
+  // Does this thread's part of `count` shares; returns when all are done.
+  template <class Work> static void share_out(int64_t count, Shares& shares, Bell& bell, const Work& work) {
     for (int64_t share; shares.next(count, share);) {
-      perform(op, share, scratch, room);
+      work(share);
       if (shares.finish(count)) bell.ring();
     }
     bell.wait([&] { return shares.are_done(count); });
@@ -86,27 +89,47 @@ class Decoder {
 
   E* buffer(int number) const { return static_cast<E*>(step_.buffers[number]); }
   static const E* of(const void* p) { return static_cast<const E*>(p); }
+  static Groups groups(const QuireOperator& op) { return {op.group, op.offsets != 0, op.half != 0}; }
   template <class Form> static Weights<E, Form> weights(const QuireOperator& op) {
-    return {static_cast<const char*>(op.weights), of(op.bias), op.columns, op.depth, op.scales};
+    return {static_cast<const char*>(op.weights), of(op.bias), op.columns, op.depth, groups(op)};
   }
   template <class Form> static Weights<E, Form> second(const QuireOperator& op) {
-    return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, op.second_scales};
+    return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, groups(op)};
   }
 
   static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED; }
+
+  static bool is_rounded(const QuireOperator& op) { return is_product(op) && op.stored != PLAIN; }
+
+  static size_t most_rounded(const QuireOperator* operators, int count, int64_t tokens) {
+    size_t most = 0;
+    for (const auto* op = operators; op < operators + count; ++op)
+      if (is_rounded(*op)) most = std::max(most, IntegerRows::bytes(tokens, op->depth, op->group));
+    return most;
+  }
+
+  IntegerRows rounded_rows(const QuireOperator& op) const {
+    return IntegerRows::in(rounded_.get(), step_.tokens, op.depth, op.group);
+  }
+
+  void round_rows(const QuireOperator& op, int64_t share) const {
+    const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
+    for (int64_t row = begin; row < end; ++row) round_row(buffer(op.in), op.depth, op.group, row, rounded_rows(op));
+  }
+
+  int64_t row_shares() const { return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE; }
 
   int64_t num_shares(const QuireOperator& op) const {
     switch (op.kind) {
       case LINEAR: case GATED: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
       case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
-      default: return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE;
+      default: return row_shares();
     }
   }
 
-  void perform(const QuireOperator& op, int64_t share, Scratch& scratch, Room& room) const {
+  void perform(const QuireOperator& op, int64_t share, Scratch& scratch) const {
     switch (op.kind) {
-      case LINEAR: case GATED:
-        return op.stored == INT8 ? multiply<Int8<E>>(op, share, room) : multiply<Plain<E>>(op, share, room);
+      case LINEAR: case GATED: return multiply(op, share);
       case ATTEND: return attend_share(op, share, scratch);
     }
     const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
@@ -116,25 +139,32 @@ class Decoder {
     }
   }
 
-  template <class Form> void multiply(const QuireOperator& op, int64_t share, Room& room) const {
-    const E* in = buffer(op.in);
+  void multiply(const QuireOperator& op, int64_t share) const {
+    switch (op.stored) {
+      case INT8: return multiply<Grouped<8>>(op, rounded_rows(op), share);
+      case INT4: return multiply<Grouped<4>>(op, rounded_rows(op), share);
+      default: return multiply<Plain<E>>(op, {buffer(op.in), size_t(op.depth)}, share);
+    }
+  }
+
+  template <class Form> void multiply(const QuireOperator& op, const typename Form::Rows& in, int64_t share) const {
     E* out = buffer(op.out);
     const Ahead next = ahead<Form>(op, share);
     if (op.kind == GATED)
-      gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next, room);
-    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next, room);
+      gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next);
+    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next);
   }
 
   // Weights to prefetch: this thread's likely next share, or, after an operator's last one, the next
-  // product's.
+  // product's, if it has the same form.
   template <class Form> Ahead ahead(const QuireOperator& op, int64_t share) const {
     const int64_t next = share + step_.threads, count = num_shares(op);
     if (next < count)
       return {weights_at(weights<Form>(op), next), op.kind == GATED ? weights_at(second<Form>(op), next) : nullptr};
     const auto* after = std::find_if(&op + 1, operators_ + count_, is_product);
-    if (after == operators_ + count_) return {};
+    if (after == operators_ + count_ || after->stored != op.stored) return {};
     const char* first = weights_at(weights<Form>(*after), next - count);
-    return {first, first + WIDE * weights<Form>(op).panel_bytes()};
+    return {first, first + WIDE * weights<Form>(*after).panel_bytes()};
   }
 
   void norm_row(const QuireOperator& op, int64_t row) const {
@@ -214,7 +244,8 @@ class Decoder {
   const QuireOperator* operators_;
   const int count_;
   const QuireStep& step_;
-  std::unique_ptr<Shares[]> shares_;
+  std::unique_ptr<Shares[]> shares_, roundings_;
+  std::unique_ptr<char[]> rounded_;  // the rows of the product that is computed
   const Shape shape_;
   const Places places_;
   const std::vector<Tile> tiles_;

@@ -45,20 +45,39 @@ void pack(int columns, int threads, Pack pack_panel) {
   share_out<Nothing>(panels, threads, [&](int64_t panel, Nothing) { pack_panel(int(panel)); });
 }
 
+// Rows of a plain product are read as they are; others are rounded into `memory`.
+template <class E>
+typename Plain<E>::Rows rows_of(const Weights<E>& weights, const E* in, int64_t, int, std::vector<char>&) {
+  return {in, size_t(weights.depth)};
+}
+template <class E, int BITS>
+IntegerRows rows_of(const Weights<E, Grouped<BITS>>& weights, const E* in, int64_t count, int threads, std::vector<char>& memory) {
+  const int depth = weights.depth, group = weights.groups.size;
+  memory.resize(IntegerRows::bytes(count, depth, group));
+  const IntegerRows rows = IntegerRows::in(memory.data(), count, depth, group);
+  share_out<Nothing>((count + ROWS_A_SHARE - 1) / ROWS_A_SHARE, threads, [&](int64_t share, Nothing) {
+    const int64_t end = std::min(count, (share + 1) * ROWS_A_SHARE);
+    for (int64_t row = share * ROWS_A_SHARE; row < end; ++row) round_row(in, depth, group, row, rows);
+  });
+  return rows;
+}
+
 template <class O, class E, class Form>
-void linear(const Weights<E, Form>& weights, const E* in, O* out, int64_t rows, int threads) {
+void linear(const Weights<E, Form>& weights, const typename Form::Rows& in, O* out, int64_t rows, int threads) {
   const int64_t shares = num_shares(weights, rows);
-  share_out<Room>(shares, threads, [&](int64_t share, Room& room) {
+  share_out<Nothing>(shares, threads, [&](int64_t share, Nothing) {
     const int64_t next = share + threads;
     const Ahead ahead{next < shares ? weights_at(weights, next) : nullptr};
-    linear_share(weights, in, out, weights.columns, rows, false, share, ahead, room);
+    linear_share(weights, in, out, weights.columns, rows, false, share, ahead);
   });
 }
 
 template <class E, class Form>
-void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t rows, bool wide, int threads) {
-  if (wide) linear(weights, static_cast<const E*>(in), static_cast<Float32*>(out), rows, threads);
-  else linear(weights, static_cast<const E*>(in), static_cast<E*>(out), rows, threads);
+void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t count, bool wide, int threads) {
+  std::vector<char> memory;
+  const auto rows = rows_of(weights, static_cast<const E*>(in), count, threads, memory);
+  if (wide) linear(weights, rows, static_cast<Float32*>(out), count, threads);
+  else linear(weights, rows, static_cast<E*>(out), count, threads);
 }
 
 }  // namespace
@@ -85,20 +104,19 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
 // `wide`: `out` is float32, with values rounded to E.
 #define QUIRE_PRODUCTS(NAME, E)                                                                                        \
   extern "C" void quire_pack_##NAME(const void* plain, void* packed, int columns, int depth, int threads) {            \
-    pack(columns, threads, [=](int panel) { pack_panel((const E*)plain, columns, depth, panel, (char*)packed); });     \
-  }                                                                                                                    \
-  extern "C" void quire_pack_int8_##NAME(const void* plain, void* packed, float* scales, int columns, int depth,       \
-                                         int threads) {                                                                \
-    pack(columns, threads,                                                                                             \
-         [=](int panel) { Int8<E>::pack_panel((const E*)plain, columns, depth, panel, (char*)packed, scales); });      \
-  }                                                                                                                    \
-  extern "C" void quire_linear_##NAME(const void* packed, const void* bias, const float* scales, int columns,          \
-                                      int depth, const void* in, void* out, int64_t rows, int wide, int stored,        \
+    pack(columns, threads, [=](int panel) { PlainPanels<E>::pack_panel((const E*)plain, columns, depth, panel, (char*)packed); });  \
+  }\
+  extern "C" void quire_linear_##NAME(const void* packed, const void* bias, int columns, int depth, const void* in,    \
+                                      void* out, int64_t rows, int wide, int stored, int group, int offsets, int half, \
                                       int threads) {                                                                   \
-    if (stored == INT8)                                                                                                \
-      linear(Weights<E, Int8<E>>{(const char*)packed, (const E*)bias, columns, depth, scales}, in, out, rows, wide,    \
-             threads);                                                                                                 \
-    else linear(Weights<E>{(const char*)packed, (const E*)bias, columns, depth}, in, out, rows, wide, threads);        \
+    const auto multiply = [=](auto form) {                                                                             \
+      linear(Weights<E, decltype(form)>{(const char*)packed, (const E*)bias, columns, depth,                           \
+                                        Groups{group, offsets != 0, half != 0}},                                       \
+             in, out, rows, wide, threads);                                                                            \
+    };                                                                                                                 \
+    if (stored == INT8) multiply(Grouped<8>{});                                                                        \
+    else if (stored == INT4) multiply(Grouped<4>{});                                                                   \
+    else multiply(Plain<E>{});                                                                                         \
   }
 
 #define QUIRE_DECODER(NAME, E, T)                                                                                      \
@@ -121,6 +139,19 @@ QUIRE_DECODER(bfloat16_bfloat16, BFloat16, BFloat16)
 QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
 
+// `numbers` [columns, depth]; `scales`, `offsets` [columns, groups], `offsets` null if there are none.
+extern "C" void quire_pack_integers(const void* numbers, const float* scales, const float* offsets, void* packed,
+                                    int columns, int depth, int stored, int group, int half, int threads) {
+  const Groups groups{group, offsets != nullptr, half != 0};
+  const auto pack_all = [&](auto form) {
+    pack(columns, threads, [&](int panel) {
+      form.pack_panel((const int8_t*)numbers, scales, offsets, columns, depth, groups, panel, (char*)packed);
+    });
+  };
+  if (stored == INT4) pack_all(IntegerPanels<4>{});
+  else pack_all(IntegerPanels<8>{});
+}
+
 // With few rows, a single thread finishes before another would be awake.
 extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, int64_t* places, uint8_t* finite,
                              int threads) {
@@ -135,4 +166,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 6; }
+extern "C" int quire_kernels_abi() { return 7; }

@@ -1,9 +1,7 @@
 // Products of rows with packed weights.
 //
-// Packed weights: panels of 16 columns; a panel holds, for each unit of depth, 16 groups of 4 bytes: one
-// float32, or two bfloat16 of consecutive depth. Columns beyond the last are zero. Weights may be stored in
-// another form (a class like Plain, such as Int8 of int8.h): with few rows that form is read directly, with
-// many each panel is expanded once.
+// weight_packing.h packs them. Weights may be stored in another form than their own type: a class like Plain,
+// such as Grouped of integers.h.
 //
 // Weights are prefetched from memory while those before them are multiplied: waiting for them would take as
 // long again as multiplying several dozen rows.
@@ -14,13 +12,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
-#include "vectors.h"
+#include "weight_packing.h"
 
 namespace quire {
 
-constexpr int PANEL_UNIT = LANES * 4;  // bytes
 #ifdef QUIRE_AVX512
 constexpr int MOST_ROWS = 8, WIDE = 3;  // 24 of 32 registers accumulate
 #else
@@ -43,8 +39,6 @@ inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
 inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, UintVec w) { return multiply_pairs(acc, a, w); }
 inline Vec multiply_add(Vec acc, Float32, uint32_t a, UintVec w) { return acc + as_float(a) * as<Vec>(w); }
 
-template <class E> constexpr int per_unit() { return 4 / int(sizeof(E)); }
-
 // Prefetches of a tile: for each unit of depth the lines at `at` and, if not 0, `apart` from it, `step` bytes
 // further each time.
 struct Fetch {
@@ -58,16 +52,26 @@ struct Fetch {
   }
 };
 
-// Weights of type E, stored as they are.
+// Weights of type E, stored as they are. A form of Weights: the rows that it multiplies, its panels, and `tile`.
 template <class E>
-struct Plain {
-  static constexpr bool IS_EXPANDED = true;
-  static constexpr int DEPTH = per_unit<E>();  // of a unit
+struct Plain : PlainPanels<E> {
+  using PlainPanels<E>::DEPTH;
 
-  // `out` [ROWS][PANELS * 16], float32. Unrolled explicitly: compilers would otherwise keep sums in memory.
+  // Rows of one matrix, `stride` elements apart.
+  struct Rows {
+    const E* at;
+    size_t stride;
+    Rows from(int64_t row) const { return {at + row * stride, stride}; }
+  };
+
+  // `out` [ROWS][PANELS * 16], float32: sums over the depth. `panel`: bytes from one panel to the next.
+  // Unrolled explicitly: compilers would otherwise keep sums in memory.
   template <int ROWS, int PANELS>
-  __attribute__((noinline)) static void tile(const E* a, size_t stride, const char* w, size_t panel, int units, float* out,
+  __attribute__((noinline)) static void tile(Rows rows, const char* w, size_t panel, int depth, Groups, float* out,
                                              Fetch fetch) {
+    const E* a = rows.at;
+    const size_t stride = rows.stride;
+    const int units = depth / DEPTH;
     Vec acc[ROWS][PANELS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
@@ -91,48 +95,42 @@ struct Plain {
   }
 };
 
-template <class Form, int PANELS, class E>
-void tile_of(int rows, const E* a, size_t stride, const char* w, size_t panel, int units, float* out, Fetch fetch) {
+template <class Form, int PANELS, class... Given>
+void tile_of(int rows, const Given&... given) {
   switch (rows) {
 #ifdef QUIRE_AVX512
-    case 8: return Form::template tile<8, PANELS>(a, stride, w, panel, units, out, fetch);
-    case 7: return Form::template tile<7, PANELS>(a, stride, w, panel, units, out, fetch);
-    case 6: return Form::template tile<6, PANELS>(a, stride, w, panel, units, out, fetch);
-    case 5: return Form::template tile<5, PANELS>(a, stride, w, panel, units, out, fetch);
-    case 4: return Form::template tile<4, PANELS>(a, stride, w, panel, units, out, fetch);
-    case 3: return Form::template tile<3, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 8: return Form::template tile<8, PANELS>(given...);
+    case 7: return Form::template tile<7, PANELS>(given...);
+    case 6: return Form::template tile<6, PANELS>(given...);
+    case 5: return Form::template tile<5, PANELS>(given...);
+    case 4: return Form::template tile<4, PANELS>(given...);
+    case 3: return Form::template tile<3, PANELS>(given...);
 #endif
-    case 2: return Form::template tile<2, PANELS>(a, stride, w, panel, units, out, fetch);
-    default: return Form::template tile<1, PANELS>(a, stride, w, panel, units, out, fetch);
+    case 2: return Form::template tile<2, PANELS>(given...);
+    default: return Form::template tile<1, PANELS>(given...);
   }
 }
 
-// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null; `scales`: factor of each
-// column's sums, or null.
+// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null.
 template <class E, class Form = Plain<E>>
 struct Weights {
   const char* packed;
   const E* bias;
   int columns, depth;
-  const float* scales = nullptr;
+  Groups groups = {};
 
-  int units() const { return depth / Form::DEPTH; }
-  size_t panel_bytes() const { return size_t(units()) * PANEL_UNIT; }
+  int units() const { return Form::units(depth, groups); }
+  size_t panel_bytes() const { return Form::panel_bytes(depth, groups); }
   int panels() const { return (columns + LANES - 1) / LANES; }
   const char* panel(int number) const { return packed + number * panel_bytes(); }
 
-  // The result from the sums of 16 columns (or the last fewer) from `column` on: scaled, biased and rounded.
+  // The result from the sums of 16 columns (or the last fewer) from `column` on: biased and rounded.
   Vec finished(const float* sum, int column, int lanes) const {
     Vec value = load_vec(reinterpret_cast<const Float32*>(sum));
-    if (scales) value *= load_vec(reinterpret_cast<const Float32*>(scales + column), lanes);
     if (bias) value += load_vec(bias + column, lanes);
     return rounded<E>(value);
   }
 };
-
-// A thread's memory for expanded panels.
-struct alignas(PANEL_UNIT) Unit { char bytes[PANEL_UNIT]; };
-struct Room { std::vector<Unit> first, second; };
 
 template <class W> int shares_across(const W& weights) { return (weights.panels() + UNIT_PANELS - 1) / UNIT_PANELS; }
 
@@ -180,61 +178,38 @@ struct ProductShare {
 // Weights read after those of a share, or null: by the first reader, by the second.
 struct Ahead { const char *first = nullptr, *second = nullptr; };
 
-// Weights in the order in which a share's tiles read them: as stored, or expanded if they serve enough
-// `rows`.
+// Weights in the order in which a share's tiles read them.
 template <class E, class Form>
 class Reader {
  public:
-  Reader(const Weights<E, Form>& weights, int64_t rows, const ProductShare& share, const char* ahead, std::vector<Unit>& room)
-      : weights_(weights), expands_(!Form::IS_EXPANDED && rows > std::min(STREAMED_ROWS, MOST_ROWS)), share_(share),
-        ahead_(ahead), room_(room) {}
+  Reader(const Weights<E, Form>& weights, const ProductShare& share, const char* ahead)
+      : weights_(weights), share_(share), ahead_(ahead) {}
 
   // Sums of a part: `out` [rows][count * 16].
-  void sums(const E* a, const Part& part, float* out) {
-    const E* from = a + part.row * weights_.depth;
-    if (part.count == WIDE) sums<WIDE>(from, part, out);
-    else sums<1>(from, part, out);
+  void sums(const typename Form::Rows& rows, const Part& part, float* out) const {
+    if (part.count == WIDE) sums<WIDE>(rows, part, out);
+    else sums<1>(rows, part, out);
   }
 
  private:
-  template <int PANELS> void sums(const E* from, const Part& part, float* out) {
-    const int depth = weights_.depth;
-    if (!expands_) {
-      const char* stored = weights_.panel(part.panel);
-      const int units = weights_.units();
-      return tile_of<Form, PANELS>(part.rows, from, depth, stored, weights_.panel_bytes(), units, out, fetch(part, units));
-    }
-    if constexpr (!Form::IS_EXPANDED) {
-      if (part.panel != expanded_) expand(part.panel, PANELS);
-      const int units = depth / Plain<E>::DEPTH;
-      const size_t panel = size_t(units) * PANEL_UNIT;
-      tile_of<Plain<E>, PANELS>(part.rows, from, depth, room_.data()->bytes, panel, units, out, fetch(part, units));
-    }
+  template <int PANELS> void sums(const typename Form::Rows& rows, const Part& part, float* out) const {
+    tile_of<Form, PANELS>(part.rows, rows.from(part.row), weights_.panel(part.panel), weights_.panel_bytes(), weights_.depth,
+                          weights_.groups, out, fetch(part));
   }
 
   // Tiles with the same panels divide the prefetches of the next ones; with two tiles or fewer, each fetches
   // in both halves at once, so that no lines are left out.
-  Fetch fetch(const Part& part, int units) const {
+  Fetch fetch(const Part& part) const {
     const char* next = part.panel + part.count < share_.last ? weights_.panel(part.panel + part.count) : ahead_;
     if (!next || share_.end - share_.begin <= STREAMED_ROWS) return {weights_.panel(part.panel), 0, 0};
     const size_t bytes = part.count * weights_.panel_bytes(), apart = share_.tiles > 2 ? 0 : bytes / 2;
-    const size_t times = size_t(share_.tiles) * units, step = (bytes - apart + times - 1) / times;
-    return {next + part.number * step * units, apart, step};
-  }
-
-  void expand(int panel, int count) {
-    const size_t units = weights_.depth / Plain<E>::DEPTH;
-    if (room_.size() < units * WIDE) room_.resize(units * WIDE);
-    for (int p = 0; p < count; ++p) Form::expand(weights_.panel(panel + p), weights_.units(), room_[p * units].bytes);
-    expanded_ = panel;
+    const size_t times = size_t(share_.tiles) * weights_.units(), step = (bytes - apart + times - 1) / times;
+    return {next + part.number * step * weights_.units(), apart, step};
   }
 
   const Weights<E, Form> weights_;
-  const bool expands_;
   const ProductShare share_;
   const char* const ahead_;
-  std::vector<Unit>& room_;
-  int expanded_ = -1;
 };
 
 // Calls `use(row, panel, column, lanes)` for each 16 columns of a part's rows. Full pieces get a constant
@@ -251,11 +226,11 @@ template <class Use> inline void each_piece(const Part& part, int columns, Use u
 // out (+)= a @ weights + bias. `adds`: add to the contents, rounded after the product and after the sum. O:
 // E, or Float32.
 template <class E, class Form, class O>
-void linear_share(const Weights<E, Form>& weights, const E* a, O* out, size_t stride, int64_t rows, bool adds, int64_t number,
-                  Ahead ahead, Room& room) {
+void linear_share(const Weights<E, Form>& weights, const typename Form::Rows& a, O* out, size_t stride, int64_t rows, bool adds,
+                  int64_t number, Ahead ahead) {
   float sums[MOST_ROWS * WIDE * LANES];
   const ProductShare share(weights, rows, number);
-  Reader<E, Form> reader(weights, rows, share, ahead.first, room.first);
+  const Reader<E, Form> reader(weights, share, ahead.first);
   share.each([&](const Part& part) {
     O* corner = out + size_t(part.row) * stride + part.panel * LANES;
     for (int r = 0; r < part.rows; ++r)
@@ -278,11 +253,11 @@ template <class E> inline Vec activated(int activation, Vec x) {
 
 // out = activation(a @ gate) * (a @ up).
 template <class E, class Form>
-void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int activation, const E* a, E* out, int64_t rows,
-                 int64_t number, Ahead ahead, Room& room) {
+void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int activation, const typename Form::Rows& a,
+                 E* out, int64_t rows, int64_t number, Ahead ahead) {
   float gates[MOST_ROWS * WIDE * LANES], ups[MOST_ROWS * WIDE * LANES];
   const ProductShare share(gate, rows, number);
-  Reader<E, Form> gate_reader(gate, rows, share, ahead.first, room.first), up_reader(up, rows, share, ahead.second, room.second);
+  const Reader<E, Form> gate_reader(gate, share, ahead.first), up_reader(up, share, ahead.second);
   share.each([&](const Part& part) {
     gate_reader.sums(a, part, gates);
     up_reader.sums(a, part, ups);
@@ -292,19 +267,6 @@ void gated_share(const Weights<E, Form>& gate, const Weights<E, Form>& up, int a
       store_vec(out + size_t(part.row + r) * gate.columns + column, g * up.finished(ups + at, column, lanes), lanes);
     });
   });
-}
-
-// Packs one panel of plain weights [columns, depth] (torch's layout) into `packed`.
-template <class E>
-void pack_panel(const E* plain, int columns, int depth, int panel, char* packed) {
-  const int units = depth / per_unit<E>();
-  E* out = reinterpret_cast<E*>(packed + size_t(panel) * units * PANEL_UNIT);
-  for (int unit = 0; unit < units; ++unit)
-    for (int lane = 0; lane < LANES; ++lane)
-      for (int i = 0; i < per_unit<E>(); ++i, ++out) {
-        const int column = panel * LANES + lane;
-        *out = column < columns ? plain[size_t(column) * depth + unit * per_unit<E>() + i] : E{};
-      }
 }
 
 }  // namespace quire

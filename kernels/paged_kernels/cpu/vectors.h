@@ -6,7 +6,11 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #define QUIRE_AVX512  // compilers would split conversions of whole vectors into halves
+#endif
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace quire {
@@ -107,6 +111,22 @@ template <> inline Vec load_vec<BFloat16>(const BFloat16* p, int count) {
   std::memcpy(&h, p, sizeof h);
   return as<Vec>(widened(h) << 16);
 }
+template <> inline Vec load_vec<Float16>(const Float16* p, int count) {
+  if (count != LANES) { Vec v = {}; for (int i = 0; i < count; ++i) v[i] = load(p[i]); return v; }
+#if defined(QUIRE_AVX512)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  const __m256 halves[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+                            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  Vec v;
+  std::memcpy(&v, halves, sizeof v);
+  return v;
+#else
+  Vec v = {};
+  for (int i = 0; i < LANES; ++i) v[i] = load(p[i]);
+  return v;
+#endif
+}
 template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
 
 // Bits of bfloat16, rounded to nearest, ties to even.
@@ -142,16 +162,17 @@ template <> inline Vec rounded<Float32>(Vec x) { return x; }
 template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(x)) << 16); }
 
 // Combines lanes by halves, then quarters, ...: always in the same order.
-typedef float HalfOf __attribute__((vector_size(8 * sizeof(float))));
-typedef float QuarterOf __attribute__((vector_size(4 * sizeof(float))));
-template <class Take> inline float folded(Vec x, Take take) {
+template <class V, class Take> inline auto folded(V x, Take take) {
+  typedef decltype(x[0] + x[0]) Element;
+  typedef Element HalfOf __attribute__((vector_size(8 * sizeof(Element))));
+  typedef Element QuarterOf __attribute__((vector_size(4 * sizeof(Element))));
   HalfOf halves[2];
   std::memcpy(halves, &x, sizeof x);
   const HalfOf half = take(halves[0], halves[1]);
   QuarterOf quarters[2];
   std::memcpy(quarters, &half, sizeof half);
   const QuarterOf quarter = take(quarters[0], quarters[1]);
-  return take(take(float(quarter[0]), float(quarter[2])), take(float(quarter[1]), float(quarter[3])));
+  return take(take(Element(quarter[0]), Element(quarter[2])), take(Element(quarter[1]), Element(quarter[3])));
 }
 inline float sum(Vec x) { return folded(x, [](auto a, auto b) { return a + b; }); }
 inline float most(Vec x) { return folded(x, [](auto a, auto b) { return a > b ? a : b; }); }

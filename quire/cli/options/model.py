@@ -46,7 +46,7 @@ loading = options_of(
     spelled=option_of,
     panels={
         _MODEL: (
-            *("served_model_name", "dtype", "quantization", "max_model_len", "backend", "device"),
+            *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend", "device"),
             *("num_threads", "fuse", "invariant"),
         )
     },

@@ -18,37 +18,38 @@ log = logging.getLogger(__name__)
 _LENGTHS = (37, 5)
 # Mean deviation of a hidden state relative to its norm. A wrong formula gives about one.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
+# Products with quantized weights round rows: a number on the border between two may become either.
+_TOLERANCE_OF_ROUNDED_ROWS = 3e-2
 _MIB = 2**20
 
 
 def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     """Fuse `model` if a trial shows equal results; otherwise its modules are used, with packed weights.
 
-    With 8-bit weights, the modules of the trial have these too; a log line reports their deviation from full
-    weights.
+    With quantized weights, the modules of the trial have these too; a log line reports their deviation from
+    the modules before packing.
     """
     expected = _hidden(model, given, vocab_size)
     model.fuse(given)
-    if given.stored != "plain":
-        expected = _with_rounded_weights(model, given, vocab_size, expected)
+    if given.is_quantized:
+        expected = _with_quantized_weights(model, given, vocab_size, expected)
     if not model.is_fused:
         log.info("the decoder's structure is not known: its modules run one by one")
         return
     off = _deviation(_hidden(model, given, vocab_size), expected)
-    if not off <= _TOLERANCES[model.dtype]:
+    if not off <= max(_TOLERANCES[model.dtype], _TOLERANCE_OF_ROUNDED_ROWS if given.is_quantized else 0.0):
         model.unfuse()
         log.warning("the fused decoder's results deviate by %.2g: its modules run one by one, which is slower", off)
         return
     model.find_plain_head(_steps(given, vocab_size)[0])
 
 
-def _with_rounded_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
+def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
     with model.computed_by_modules():
         found = _hidden(model, given, vocab_size)
     log.info(
-        "%s weights: %.1f of %.1f MiB are stored in this form; hidden states deviate by %.2g %% from those with full weights",
-        given.stored,
-        model.int8_bytes / _MIB,
+        "%.1f of %.1f MiB of weights are quantized; hidden states deviate by %.2g %% from those before packing",
+        model.quantized_bytes / _MIB,
         model.weight_bytes / _MIB,
         100 * _deviation(found, full),
     )

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from paged_kernels.backend import AttentionBatch, CacheShape
-from paged_kernels.decoder import DecoderKernels, PreparedProgram, Stored
+from paged_kernels.decoder import DecoderKernels, PreparedProgram
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.operators import program_of
-from worker_svc.model.fused.packed_linear import pack_all
+from worker_svc.model.fused.packed_linear import WeightOf, pack_all, plain_weight
 from worker_svc.model.fused.parts import DecoderParts, match
 from worker_svc.model.fused.positions import Entry, enter
 
@@ -76,7 +76,7 @@ class FusedDecoder:
 class Fusing:
     """What a decoder is fused for.
 
-    `calls`: from a probe, one per layer in order. `stored`: storage form of packed weights.
+    `calls`: from a probe, one per layer in order. `weight_of`: the form in which each module's weight is packed.
     """
 
     kernels: DecoderKernels
@@ -84,7 +84,12 @@ class Fusing:
     shape: CacheShape
     cache_dtype: torch.dtype
     max_model_len: int
-    stored: Stored = "plain"
+    weight_of: WeightOf = plain_weight
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if packing may round weights, or takes them from a quantized checkpoint."""
+        return self.weight_of is not plain_weight
 
 
 def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
@@ -93,7 +98,7 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     Returns None if the decoder's structure is not known; its modules are then used, with packed weights.
     """
     made = _program(model, given)
-    pack_all(model, given.kernels, model.get_output_embeddings(), given.stored)
+    pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of)
     return made
 
 
@@ -103,7 +108,7 @@ def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     if found is None:
         return None
     parts, entry = found
-    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.stored)
+    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of)
     return FusedDecoder(decoder, parts.embedding, entry.scale, given.kernels.prepare(program, given.cache_dtype))
 
 

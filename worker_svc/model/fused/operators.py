@@ -22,11 +22,10 @@ from paged_kernels.decoder import (
     Program,
     RotateAndStore,
     Rows,
-    Stored,
 )
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.behaviour import NormForm
-from worker_svc.model.fused.packed_linear import PackedLinear, merged, part
+from worker_svc.model.fused.packed_linear import PackedLinear, WeightOf, merged, part, plain_weight
 from worker_svc.model.fused.parts import DecoderParts, LayerParts, Norms
 from worker_svc.model.fused.positions import Angles, Entry
 
@@ -37,13 +36,13 @@ def program_of(
     calls: Sequence[LayerCall],
     shape: CacheShape,
     kernels: DecoderKernels,
-    stored: Stored = "plain",
+    weight_of: WeightOf = plain_weight,
 ) -> Program:
     """The operators of the whole decoder.
 
-    `calls`: one per layer in order, from a probe. `stored`: storage form of weights.
+    `calls`: one per layer in order, from a probe.
     """
-    packing = _Packing(kernels, stored)
+    packing = _Packing(kernels, weight_of)
     operators: list[Operator] = []
     for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
         operators += _layer(layer, angles, call, packing)
@@ -96,15 +95,15 @@ def _head_norm(layer: LayerParts) -> HeadNorm | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Packs a layer's modules with these kernels in the given storage form."""
+    """Packs a layer's modules with these kernels."""
 
     kernels: DecoderKernels
-    stored: Stored
+    weight_of: WeightOf
 
     def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
         """The named modules' weights, merged. The modules are replaced by views of the merged weights."""
         linears = [layer.linear(name) for name in names]
-        whole = merged(self.kernels, linears, self.stored)
+        whole = merged(self.kernels, linears, self.weight_of)
         begins = accumulate((linear.out_features for linear in linears), initial=0)
         for name, linear, begin in zip(names, linears, begins, strict=False):
             owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
@@ -112,7 +111,15 @@ class _Packing:
         return whole
 
 
-def packed_bytes(model: nn.Module, stored: Stored | None = None) -> int:
-    """Bytes of all packed weights, or of those with this storage form. Weights sharing memory count once each."""
-    packed = [module.weights for module in model.modules() if isinstance(module, PackedLinear)]
-    return sum(weights.num_bytes for weights in packed if stored in {None, weights.stored})
+def packed_bytes(model: nn.Module) -> int:
+    """Bytes of all packed weights. Weights sharing memory count once each."""
+    return sum(weights.num_bytes for weights in _packed(model))
+
+
+def quantized_bytes(model: nn.Module) -> int:
+    """Bytes of the packed weights that are quantized."""
+    return sum(weights.num_bytes for weights in _packed(model) if weights.form.stored != "plain")
+
+
+def _packed(model: nn.Module) -> list[PackedWeights]:
+    return [module.weights for module in model.modules() if isinstance(module, PackedLinear)]

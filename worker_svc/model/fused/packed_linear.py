@@ -1,9 +1,15 @@
-"""Linear modules with packed weights, in place of the plain copy."""
+"""Linear modules with packed weights, in place of the plain copy. Their layout: `paged_kernels.weight_packing`."""
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from paged_kernels.decoder import DecoderKernels, PackedWeights, Stored
+from paged_kernels.decoder import DecoderKernels, PackedWeights
+from paged_kernels.quantized import QuantizedWeight, dense, joined
+
+WeightOf = Callable[[nn.Linear], torch.Tensor | QuantizedWeight]
+"""The weight of a linear module in the form in which it is to be packed."""
 
 
 class PackedLinear(nn.Module):
@@ -31,25 +37,29 @@ class PackedLinear(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights, scales and bias."""
+        """Bytes of weights and bias."""
         return self.weights.num_bytes
 
     def extra_repr(self) -> str:
         """Description for torch's `repr`."""
-        return f"{self.in_features}, {self.out_features}, packed, {self.weights.stored}"
+        return f"{self.in_features}, {self.out_features}, packed, {self.weights.form.stored}"
 
 
-def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, stored: Stored) -> PackedWeights:
-    """Pack weights [columns, depth] in the given storage form, or plain if their depth does not allow it."""
-    fits = kernels.packs(weight.dtype, weight.shape[1], stored)
-    return kernels.pack(weight, bias, stored=stored if fits else "plain")
+def plain_weight(linear: nn.Linear) -> torch.Tensor:
+    """The `WeightOf` that packs weights as they are."""
+    return linear.weight
 
 
-def merged(kernels: DecoderKernels, linears: list[nn.Linear], stored: Stored = "plain") -> PackedWeights:
+def packed(kernels: DecoderKernels, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
+    """Pack weights [columns, depth]; dequantized if the kernels do not multiply with quantized ones."""
+    return kernels.pack(weight if kernels.packs_quantized(weight.dtype) else dense(weight), bias)
+
+
+def merged(kernels: DecoderKernels, linears: list[nn.Linear], weight_of: WeightOf = plain_weight) -> PackedWeights:
     """Pack several modules that read the same rows into one matrix, side by side."""
     biased = any(linear.bias is not None for linear in linears)
     bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
-    return packed(kernels, torch.cat([linear.weight for linear in linears]), bias, stored)
+    return packed(kernels, joined([weight_of(linear) for linear in linears]), bias)
 
 
 def _bias(linear: nn.Linear) -> torch.Tensor:
@@ -60,16 +70,16 @@ def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
     """A view of `columns` columns from `begin` on, both multiples of 16; shares the memory."""
     column_bytes = whole.data.nbytes // whole.columns
     data = whole.data[begin * column_bytes : (begin + columns) * column_bytes]
-    bias, scales = (
-        None if tensor is None else tensor[begin : begin + columns] for tensor in (whole.bias, whole.scales)
-    )
-    return PackedWeights(columns, whole.depth, whole.dtype, data, bias, scales)
+    bias = None if whole.bias is None else whole.bias[begin : begin + columns]
+    return PackedWeights(columns, whole.depth, whole.dtype, data, bias, whole.form)
 
 
-def pack_all(model: nn.Module, kernels: DecoderKernels, head: nn.Module | None, stored: Stored = "plain") -> None:
+def pack_all(
+    model: nn.Module, kernels: DecoderKernels, head: nn.Module | None, weight_of: WeightOf = plain_weight
+) -> None:
     """Replace every remaining `nn.Linear` by a `PackedLinear`; `head`, which computes logits, becomes a wide one."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
-                weights = packed(kernels, child.weight, child.bias, stored)
+                weights = packed(kernels, weight_of(child), child.bias)
                 setattr(parent, name, PackedLinear(kernels, weights, wide=child is head))

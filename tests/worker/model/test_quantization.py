@@ -1,4 +1,4 @@
-"""Weights of 8 bits: how close to full ones, that a decoder is tried against modules with the same weights, what is refused."""
+"""`--quantization`: how close to full weights, that a decoder is tried against modules with the same weights, what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,57 +51,65 @@ def deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.fixture(scope="module")
 def tiny() -> dict[str, LoadedModel]:
     """The built-in model with full weights and with rounded ones."""
-    return {stored: loaded(default_model(), quantization=stored) for stored in ("none", "int8")}
+    return {stored: loaded(default_model(), quantization=stored) for stored in ("none", "int8", "int4")}
 
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
 
-def test_close_to_full_weights(tiny):
-    """Over some texts nearly every next token is the same one (98.7 % when this was written), and logits are 1 % off."""
+@pytest.mark.parametrize(("stored", "share", "most_off"), [("int8", 0.97, 0.015), ("int4", 0.75, 0.15)])
+def test_close_to_full_weights(tiny, stored, share, most_off):
+    """Over some texts most next tokens are the same ones, with 8 bits nearly all; how far logits are off."""
     tokenizer, same, off = AutoTokenizer.from_pretrained(default_model()), [], []
     for name in ("assert", "with", "if", "lambda", "try", "yield", "import"):
         tokens = tokenizer(topics[name])["input_ids"][:300]
-        full, rounded = (logits_of(model, [tokens]) for model in tiny.values())
+        full, rounded = (logits_of(tiny[name], [tokens]) for name in ("none", stored))
         same.append(full.argmax(-1) == rounded.argmax(-1))
         off.append(deviation(rounded, full))
         assert not torch.equal(full, rounded)
     assert len(torch.cat(same)) > 1_500
-    assert torch.cat(same).float().mean() > 0.97
-    assert max(off) < 0.015
+    assert torch.cat(same).float().mean() > share
+    assert max(off) < most_off
 
 
-def test_weights_take_half_the_memory(tiny):
-    """Of linear modules and the head; the embedding and norms stay as they are."""
-    full, rounded = (model.model for model in tiny.values())
-    assert full.int8_bytes == 0
-    assert full.weight_bytes - rounded.weight_bytes == pytest.approx(rounded.int8_bytes, rel=0.03)
+def test_memory_of_weights(tiny):
+    """Of linear modules and the head, 8.5 or 4.5 bits of 16; the embedding and norms stay as they are."""
+    full = tiny["none"].model
+    assert full.quantized_bytes == 0
+    for stored, bits in (("int8", 8.5), ("int4", 4.5)):
+        rounded = tiny[stored].model
+        saved = rounded.quantized_bytes * (16 / bits - 1)
+        assert full.weight_bytes - rounded.weight_bytes == pytest.approx(saved, rel=0.03)
 
 
 # --- the same whatever runs it ---------------------------------------------------------------------------------------
 
 
-def test_bits_do_not_depend_on_chunks(tiny):
+@pytest.mark.parametrize("stored", ["int8", "int4"])
+def test_bits_do_not_depend_on_chunks(tiny, stored):
     """Token by token, in one piece and in pieces of any size a token has the same logits, bit by bit."""
     tokens = [(5 + 37 * i) % 4_000 for i in range(60)]
-    whole = logits_of(tiny["int8"], [tokens])
+    whole = logits_of(tiny[stored], [tokens])
     pieces = [tokens[:3], *([token] for token in tokens[3:20]), tokens[20:28], tokens[28:37], tokens[37:]]
-    assert torch.equal(logits_of(tiny["int8"], pieces), whole)
+    assert torch.equal(logits_of(tiny[stored], pieces), whole)
 
 
+@pytest.mark.parametrize("stored", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["qwen2", "phi3", "gemma3_text"])
-def test_tried_against_modules_with_the_same_weights(family, tmp_path, caplog):
-    """In float32 rounding is a larger difference than a trial lets pass. Biases, merged modules, norms on both sides; the log tells
-    how far off the model is."""
+def test_tried_against_modules_with_the_same_weights(family, stored, tmp_path, caplog):
+    """Biases, merged modules, norms on both sides: only a few numbers of rows are rounded the other way. The log tells how far off
+    the model is."""
     caplog.set_level("INFO")
-    model = loaded(make_checkpoint(family, tmp_path / family), dtype="float32", quantization="int8")
+    model = loaded(
+        make_checkpoint(family, tmp_path / family), dtype="float32", quantization=stored, quantization_group=128
+    )
     assert model.model.is_fused
     assert "hidden states deviate by" in caplog.text
     tokens = list(range(40, 90))
     program = logits_of(model, [tokens])
     with model.model.computed_by_modules():
         modules = logits_of(model, [tokens])
-    assert 0 < deviation(modules, program) < 1e-4
+    assert 0 < deviation(modules, program) < 1e-2
 
 
 def test_models_that_are_not_fused(tmp_path):
@@ -109,7 +117,7 @@ def test_models_that_are_not_fused(tmp_path):
     path = make_checkpoint("gpt_neox", tmp_path / "gpt_neox")
     full, rounded = (loaded(path, dtype="float32", quantization=stored) for stored in ("none", "int8"))
     assert not rounded.model.is_fused
-    assert rounded.model.int8_bytes > 0
+    assert rounded.model.quantized_bytes > 0
     tokens = list(range(40, 70))
     assert 0 < deviation(logits_of(rounded, [tokens]), logits_of(full, [tokens])) < 0.1
 
@@ -131,17 +139,19 @@ def test_refused_where_nothing_packs_weights(tmp_path, monkeypatch):
     assert caught.value.reason == "NO_INT8_KERNELS"
     with pytest.raises(ConfigError, match="--fuse: off excludes --quantization int8"):
         WorkerSettings.of(model=path, quantization="int8", fuse=False)
-    with pytest.raises(ConfigError, match=r"--quantization: .*'none' or 'int8'"):
-        WorkerSettings.of(model=path, quantization="int4")
+    with pytest.raises(ConfigError, match=r"--quantization: .*'none', 'int8' or 'int4'"):
+        WorkerSettings.of(model=path, quantization="int3")
+    with pytest.raises(ConfigError, match=r"--quantization-group: .*32 or 128"):
+        WorkerSettings.of(model=path, quantization="int4", quantization_group=64)
 
 
 def test_options_reach_the_worker(tmp_path):
     """From the command line to settings and to `quire serve worker`, and from Python, where the error names the argument."""
-    given = {"quantization": "int8", "fuse": True}
+    given = {"quantization": "int8", "quantization_group": 128, "fuse": True}
     settings = WorkerSettings.of(model=tmp_path, **given)
-    assert (settings.quantization, settings.fuse) == ("int8", True)
-    assert as_arguments(given) == ["--quantization", "int8", "--fuse"]
+    assert (settings.quantization, settings.quantization_group, settings.fuse) == ("int8", 128, True)
+    assert as_arguments(given) == ["--quantization", "int8", "--quantization-group", "128", "--fuse"]
     assert as_arguments({"fuse": False}) == ["--no-fuse"]
     assert as_arguments({}) == []
     with pytest.raises(ConfigError, match=r"quantization: .*'int8'"):
-        LLM(quantization="int4")
+        LLM(quantization="int3")

@@ -1,0 +1,167 @@
+// Products with quantized weights: integers of 8 or 4 bits with a scale, and if need be an offset, for each
+// group of consecutive depths of a column.
+//
+// Each group of a row is rounded to integers from -127 to 127 with a scale of its own, once for all columns.
+// A group then adds, for each column,
+//
+//     row scale * (weight scale * sum(row numbers * weight numbers) + offset * sum(row numbers))
+//
+// Integer sums are exact, and groups are added in order, so a row's bits do not depend on other rows.
+//
+// weight_packing.h packs the weights.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "products.h"
+
+namespace quire {
+
+constexpr int MOST_NUMBER = 127;  // of a row
+typedef int8_t ByteVec __attribute__((vector_size(LANES)));
+
+// Rows as integers. `numbers` [rows, padded depth]; `scales` and `sums` (of the numbers) [rows, groups].
+struct IntegerRows {
+  int8_t* numbers;
+  float* scales;
+  int32_t* sums;
+  size_t depth, groups;
+
+  static size_t bytes(int64_t rows, int depth, int group) {
+    const size_t groups = num_groups(depth, group);
+    return size_t(rows) * groups * (sizeof(float) + sizeof(int32_t) + size_t(group));
+  }
+  // In `memory`, of that many bytes and aligned to 4.
+  static IntegerRows in(void* memory, int64_t rows, int depth, int group) {
+    const size_t groups = num_groups(depth, group);
+    float* scales = static_cast<float*>(memory);
+    int32_t* sums = reinterpret_cast<int32_t*>(scales + rows * groups);
+    return {reinterpret_cast<int8_t*>(sums + rows * groups), scales, sums, groups * size_t(group), groups};
+  }
+  IntegerRows from(int64_t row) const { return {numbers + row * depth, scales + row * groups, sums + row * groups, depth, groups}; }
+};
+
+// Rounds row `number` of `in` [rows, depth]. A group with a number that is not finite gets the scale NaN.
+template <class E>
+void round_row(const E* in, int depth, int group, int64_t number, const IntegerRows& rows) {
+  constexpr float LEAST = 1e-30f;  // smaller groups are zero
+  const Vec magic = splat(12582912.0f);  // adding it rounds to the nearest integer, ties to even
+  const IntegerRows row = rows.from(number);
+  in += size_t(number) * depth;
+  for (size_t g = 0; g < rows.groups; ++g) {
+    const int begin = int(g) * group, count = std::min(group, depth - begin);
+    int8_t* out = row.numbers + begin;
+    IntVec bits = {}, total = {};
+    for (int d = 0; d < count; d += LANES) {
+      const IntVec x = as<IntVec>(magnitude(load_vec(in + begin + d, std::min(LANES, count - d))));
+      bits = x > bits ? x : bits;  // infinities and NaN are larger than numbers
+    }
+    const int32_t top = folded(bits, [](auto a, auto b) { return a > b ? a : b; });
+    const bool is_finite = top < 0x7f800000;
+    const float size = is_finite ? as_float(uint32_t(top)) : 0.0f, factor = size > LEAST ? float(MOST_NUMBER) / size : 0.0f;
+    for (int d = 0; d < group; d += LANES) {
+      const int lanes = std::min(LANES, std::max(0, count - d));
+      const Vec x = factor > 0.0f ? load_vec(in + begin + d, lanes) * factor : Vec{};
+      const IntVec whole = as<IntVec>(x + magic) - 0x4b400000;
+      const ByteVec bytes = __builtin_convertvector(whole, ByteVec);
+      std::memcpy(out + d, &bytes, sizeof bytes);
+      total += whole;
+    }
+    row.scales[g] = !is_finite ? std::numeric_limits<float>::quiet_NaN() : factor > 0.0f ? size / MOST_NUMBER : 0.0f;
+    row.sums[g] = folded(total, [](auto a, auto b) { return a + b; });
+  }
+}
+
+// Weights of 8 or 4 bits. A form of Weights, see Plain.
+template <int BITS>
+struct Grouped : IntegerPanels<BITS> {
+  using Rows = IntegerRows;
+  using Panels = IntegerPanels<BITS>;
+  using Panels::DEPTH, Panels::PARTS, Panels::bias, Panels::factor_bytes, Panels::head_bytes;
+
+  // See Plain. Computes panel by panel if the sums would leave too few registers for weights.
+  template <int ROWS, int PANELS>
+  static void tile(const Rows& rows, const char* w, size_t panel, int, const Groups& groups, float* out, Fetch fetch) {
+    constexpr int AT_ONCE = ROWS * PANELS > MOST_SUMS ? 1 : PANELS;
+    for (int first = 0; first < PANELS; first += AT_ONCE) {
+      sums<ROWS, AT_ONCE>(rows, w + first * panel, panel, groups, out + first * LANES, PANELS * LANES, fetch);
+      fetch = {w, 0, 0};
+    }
+  }
+
+ private:
+#ifdef QUIRE_AVX512
+  static constexpr int MOST_SUMS = 12;
+#else
+  static constexpr int MOST_SUMS = 3;
+#endif
+  // With few rows, computing waits for memory: panels are short, and hardware prefetching restarts with each.
+  static constexpr int FEW_ROWS = 4, FETCHED_AHEAD = 2048;  // bytes
+
+  template <int ROWS, int PANELS>
+  __attribute__((noinline)) static void sums(Rows rows, const char* w, size_t panel, Groups groups, float* out, int out_stride,
+                                             Fetch fetch) {
+    const int units = groups.size / DEPTH, base = bias(groups);
+    const size_t factors = factor_bytes(groups), head = head_bytes(groups);
+    const int8_t* a = rows.numbers;
+    Vec acc[ROWS][PANELS] = {};
+    for (size_t g = 0; g < rows.groups; ++g) {
+      const char* at = w + head;
+      IntVec whole[ROWS][PANELS];
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r)
+        for (int p = 0; p < PANELS; ++p) whole[r][p] = IntVec{} - base * rows.sums[r * rows.groups + g];
+      for (int k = 0; k < units; ++k, at += PANEL_UNIT, a += DEPTH) {
+        fetch.some();
+        for (int p = 0; p < PANELS; ++p) {
+          if (ROWS <= FEW_ROWS) __builtin_prefetch(at + p * panel + FETCHED_AHEAD);
+          UintVec parts[PARTS];
+          open(at + p * panel, parts);
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; ++r)
+            for (int part = 0; part < PARTS; ++part) {
+              uint32_t x;
+              std::memcpy(&x, a + r * rows.depth + part * 4, sizeof x);
+              whole[r][p] = dot(whole[r][p], parts[part], x);
+            }
+        }
+      }
+      for (int p = 0; p < PANELS; ++p) {
+        const Vec scales = load_factors(w + p * panel, groups.half);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r)
+          acc[r][p] += __builtin_convertvector(whole[r][p], Vec) * scales * rows.scales[r * rows.groups + g];
+        if (groups.offsets) {
+          const Vec offsets = load_factors(w + p * panel + factors, groups.half);
+#pragma GCC unroll 8
+          for (int r = 0; r < ROWS; ++r) {
+            const size_t place = r * rows.groups + g;
+            acc[r][p] += offsets * (rows.scales[place] * float(rows.sums[place]));
+          }
+        }
+      }
+      w = at;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+      for (int p = 0; p < PANELS; ++p) std::memcpy(out + r * out_stride + p * LANES, &acc[r][p], sizeof(Vec));
+  }
+
+  static void open(const char* w, UintVec (&parts)[PARTS]) {
+    UintVec unit;
+    std::memcpy(&unit, w, sizeof unit);
+    if constexpr (PARTS == 1) {
+      parts[0] = unit;
+    } else {
+      parts[0] = unit & 0x0f0f0f0fu;
+      parts[1] = (unit >> 4) & 0x0f0f0f0fu;
+    }
+  }
+
+  static Vec load_factors(const char* at, bool half) {
+    return half ? load_vec(reinterpret_cast<const Float16*>(at)) : load_vec(reinterpret_cast<const Float32*>(at));
+  }
+};
+
+}  // namespace quire
