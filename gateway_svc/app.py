@@ -78,7 +78,7 @@ def _callers(settings: GatewaySettings) -> Callers:
         return TenantCallers(settings.tenants)
     if not is_loopback(settings.host):
         log.warning(
-            "no --tenants: every client that reaches %s may call everything, including the operators' API",
+            "no --tenants: every client that reaches %s may call everything, including the admin API",
             settings.host,
         )
     return EverybodyIsTheDefaultTenant()

@@ -94,7 +94,7 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller with its terms. `tenant`: empty = the default one. `is_admin`: may use the operators' API."""
+    """A caller with its terms. `tenant`: empty = the default one. `is_admin`: may use the admin API."""
 
     tenant: str = ""
     terms: Terms = field(default_factory=FreeTerms)

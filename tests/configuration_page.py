@@ -31,7 +31,7 @@ VARIABLES: Mapping[str, str] = {
     "QUIRE_TLS_CERT": "The same for `--tls-cert`.",
     "QUIRE_TLS_KEY": "The same for `--tls-key`.",
     "QUIRE_TARGET": "Address of the gateway for client commands, where `--target` is not given.",
-    "QUIRE_ADMIN": "Address of the operators' API for commands that look inside, where `--admin` is not given.",
+    "QUIRE_ADMIN": "Address of the admin API for commands that look inside, where `--admin` is not given.",
     "QUIRE_LAB": "URL of the gateway's lab for `quire lab`, where `--url` is not given.",
     "QUIRE_LOG_LEVEL": "`DEBUG`, `INFO`, `WARNING` or `ERROR`: what the services write to standard error.",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "Where traces go, `http://HOST:4317`; unset = no traces.",

@@ -29,7 +29,7 @@ def enter_as_admin(caller: Caller, method: str) -> None:
     """Check for the operators' listener. Raises PermissionDenied for keys not marked `admin`."""
     if not caller.is_admin:
         raise PermissionDenied(
-            "this API key may not use the operators' API; it takes one marked `admin = true` in the tenants file",
+            "this API key may not use the admin API; it takes one marked `admin = true` in the tenants file",
             reason="ADMIN_KEY_NEEDED",
         )
 

@@ -1,4 +1,4 @@
-"""Lab source for a running stack: queries the scheduler's operators' API through the relay's channel."""
+"""Lab source for a running stack: queries the scheduler's admin API through the relay's channel."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Convert messages of the operators' API to the page's values. Pure."""
+"""Convert messages of the admin API to the page's values. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ class Door:
 
 
 GATEWAY = Door("gateway", "grpc=")
-ADMIN = Door("admin listener (operators' API)", "admin=")
+ADMIN = Door("admin listener (admin API)", "admin=")
 
 
 @contextlib.contextmanager

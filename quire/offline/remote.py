@@ -110,7 +110,7 @@ class RemoteEngine:
     def steps(self, *, tables: bool) -> list[dict[str, Any]]:
         """Raise FailedPrecondition: the steps are kept by the scheduler."""
         raise FailedPrecondition(
-            "the steps are the scheduler's: ask the operators' API, or `quire steps`", reason="STEPS_NOT_KEPT"
+            "the steps are the scheduler's: ask the admin API, or `quire steps`", reason="STEPS_NOT_KEPT"
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Client of the operators' API, and its answers as JSON values and as text.
+"""Client of the admin API, and its answers as JSON values and as text.
 
 Used by `quire steps`, `quire blocks` and others.
 """

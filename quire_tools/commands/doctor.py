@@ -49,7 +49,7 @@ def doctor(
         typer.Option(
             "--admin",
             envvar="QUIRE_ADMIN",
-            help="The operators' API, HOST:PORT: the scheduler and its workers.",
+            help="The admin API, HOST:PORT: the scheduler and its workers.",
             show_default=False,
             rich_help_panel=_SERVICE,
         ),

@@ -57,7 +57,7 @@ def gateway(address: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def scheduler(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Check through the operators' API that steps can complete, and check each worker."""
+    """Check through the admin API that steps can complete, and check each worker."""
     with AdminClient(address, credentials=credentials) as client:
         try:
             load, workers = client.load(), client.workers()

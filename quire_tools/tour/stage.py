@@ -44,7 +44,7 @@ class TourRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A stack that is already running: HOST:PORT of its gRPC API and its operators' API, and credentials for them."""
+    """A stack that is already running: HOST:PORT of its gRPC API and its admin API, and credentials for them."""
 
     grpc_address: str
     admin_address: str

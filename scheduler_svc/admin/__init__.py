@@ -1,1 +1,1 @@
-"""The operators' API of the scheduler: `service` has the methods, the other modules build their responses."""
+"""The admin API of the scheduler: `service` has the methods, the other modules build their responses."""

@@ -1,4 +1,4 @@
-"""Conversion of the scheduler's state to messages of the operators' API: blocks, memory, timelines."""
+"""Conversion of the scheduler's state to messages of the admin API: blocks, memory, timelines."""
 
 from block_manager.memory_report import MemoryReport
 from block_manager.pool import PoolCounts

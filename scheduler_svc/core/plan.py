@@ -94,14 +94,14 @@ class StepPlan:
         return self.written_out
 
     @property
-    def course(self) -> tuple[object, int] | None:
+    def batch_signature(self) -> tuple[object, int] | None:
         """Batch signature of a plan that consists of fast-decode rows only, else None.
 
         Plans with equal signatures have the same rows, each one token further for each step between them.
         """
         if self.steady is None or self.entries:
             return None
-        return self.steady.course, int(self.steady.computed_before[0]) - self.step
+        return self.steady.batch_signature, int(self.steady.computed_before[0]) - self.step
 
     @property
     def num_scheduled(self) -> int:

@@ -164,7 +164,7 @@ class PlanFreezer:
         return self._frozen(plan)
 
     def _frozen(self, plan: StepPlan) -> PlanRecord:
-        signature = plan.course
+        signature = plan.batch_signature
         goes_on = signature is not None and signature == self._signature
         entries = [] if goes_on else plan.scheduled
         if not goes_on or self._shape is None:

@@ -39,7 +39,7 @@ class RowPlanner:
         self._known: dict[tuple[int, int], Row] = {}
         self._left: deque[tuple[int, tuple[int, int]]] = deque()
         self._open: dict[int, tuple[int, PlainRows | None]] = {}
-        self._course: tuple[object, int] | None = None
+        self._signature: tuple[object, int] | None = None
         self._plain: PlainRows | None = None
 
     @property
@@ -60,15 +60,17 @@ class RowPlanner:
     def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
         """The message for `plan`; increments the step id. `sampling(request_id)` is called for sequences new to the worker.
 
-        A plan of the `course` of the last one has the same rows, each continuing by one token.
+        A plan of the `batch_signature` of the last one has the same rows, each continuing by one token.
         """
         self.last_step_id += 1
         removed = [self._release(name) for name in plan.left if name in self._rows] if plan.left else []
-        added, changed, course = AddedColumns(), ChangedColumns(), plan.course
-        if course is None or course != self._course:
+        added, changed, batch_signature = AddedColumns(), ChangedColumns(), plan.batch_signature
+        if batch_signature is None or batch_signature != self._signature:
             self._pause_others(self._schedule(plan, sampling, added, changed), changed)
-            self._course = course
-            self._plain = None if course is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
+            self._signature = batch_signature
+            self._plain = (
+                None if batch_signature is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
+            )
         elif plan.steady is not None and plan.steady.new_blocks:
             for entry in plan.steady.grown():
                 changed.put(self._rows[entry.name], entry)

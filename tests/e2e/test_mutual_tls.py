@@ -233,7 +233,7 @@ def test_bench_takes_credentials(secure: LocalStack, certificates: CertificateFo
 
 
 def test_doctor_takes_credentials(secure: LocalStack, certificates: CertificateFolder) -> None:
-    """Of a client for gateway and operators' API; without them it says what is wrong."""
+    """Of a client for gateway and admin API; without them it says what is wrong."""
     doors = ("--json", "--target", secure.grpc_address, "--admin", secure.admin_address)
     key = {"QUIRE_API_KEY": KEYS["operator"]}
     found = CliRunner().invoke(doctor_command, (*doors, *_call_options(certificates)), env=key, catch_exceptions=False)

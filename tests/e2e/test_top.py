@@ -1,4 +1,4 @@
-"""`quire top` over the three real services: its numbers are those of the operators' API."""
+"""`quire top` over the three real services: its numbers are those of the admin API."""
 
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client

@@ -1,4 +1,4 @@
-"""The ports between services and the operators' API: whatever bytes arrive, each call ends with a typed error, and no traceback."""
+"""The ports between services and the admin API: whatever bytes arrive, each call ends with a typed error, and no traceback."""
 
 import asyncio
 import contextlib
@@ -109,7 +109,7 @@ def test_malformed_messages_are_refused_typed(
 def test_an_adapter_path_that_no_file_system_takes(
     stack: LocalStack, worker: ServiceProcess, log: traces.Log, path: str
 ) -> None:
-    """INVALID_ARGUMENT naming it, from the operators' API and from a worker itself."""
+    """INVALID_ARGUMENT naming it, from the admin API and from a worker itself."""
     with AdminClient(stack.admin_address) as admin, pytest.raises(InvalidArgument, match="path"):
         admin.load_adapter("sql", path)
         admin.unload_adapter("sql")

@@ -51,7 +51,7 @@ Port = Annotated[int, _port("Port of the gRPC listener")]
 GrpcPort = Annotated[int, _port("Port of the gRPC API")]
 GatewayPort = Annotated[int, _port("Port of the gRPC API", "--port", "--grpc-port")]
 HttpPort = Annotated[int, _port("Port of the OpenAI HTTP API")]
-AdminPort = Annotated[int, _port("Port of the operators' API")]
+AdminPort = Annotated[int, _port("Port of the admin API")]
 AdminHttpPort = Annotated[int, _port("Port of the lab and of /metrics, for operators")]
 MetricsPort = Annotated[int, _port("Port of /metrics for Prometheus")]
 AllowedOrigins = Annotated[
@@ -98,9 +98,7 @@ Target = Annotated[
 ]
 Admin = Annotated[
     str,
-    typer.Option(
-        "--admin", envvar="QUIRE_ADMIN", help="The operators' API of the gateway or the scheduler, HOST:PORT."
-    ),
+    typer.Option("--admin", envvar="QUIRE_ADMIN", help="The admin API of the gateway or the scheduler, HOST:PORT."),
 ]
 DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"

@@ -39,7 +39,7 @@ def new(
     days: Annotated[
         int | None, typer.Option(min=1, max=36_500, help="Days of validity. Default: unlimited.", show_default=False)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Allow the operators' API.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="Allow the admin API.")] = False,
 ) -> None:
     """Make a key and print it, once; and the lines for the tenants file, or add them with --file."""
     if not TENANT_NAME.fullmatch(tenant):

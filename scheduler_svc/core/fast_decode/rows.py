@@ -61,14 +61,14 @@ class SteadyRows:
     - `slots`: index in the ring store.
     - `stop_ids`: [rows, MAX_STOP_IDS], -1 = none.
     - `tickets`: order of entering `running`, ascending.
-    - `course`: identity shared by the shares that contain all rows.
+    - `batch_signature`: identity shared by the shares that contain all rows.
     - lists parallel to the arrays: `members`, `tables`, `open_ends` (prefix registration), `outputs` (the
       `token_ids`).
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.course = object()
+        self.batch_signature = object()
         self.flights: dict[int, SteadyFlight] = {}
         self.members: list[Group] = []
         self.tables: list[list[int]] = []
@@ -116,7 +116,7 @@ class SteadyRows:
         """Insert into copies of the lists, as plans in flight hold the old ones, and update the row numbers of
         those plans.
         """
-        self.course = object()
+        self.batch_signature = object()
         for name, items in zip(_LISTS, new, strict=True):
             old = list(getattr(self, name))
             for offset, (place, item) in enumerate(zip(at.tolist(), items, strict=True)):
@@ -153,7 +153,7 @@ class SteadyRows:
 
     def remove(self, keep: Flags) -> None:
         """Turn rows that are not in `keep` into objects; plans in flight then refer to them by group."""
-        self.course = object()
+        self.batch_signature = object()
         for row in np.flatnonzero(~keep).tolist():
             self._write_back(row)
             self.members[row].is_steady = False
@@ -176,12 +176,12 @@ class SteadyRows:
     # --- plans in flight -----------------------------------------------------------------------------------------
 
     def course_of(self, rows: Ints) -> object:
-        """`course` for a share of these rows: the common one if it has all rows, else a new one, which also ends
+        """`batch_signature` for a share of these rows: the common one if it has all rows, else a new one, which also ends
         the common one.
         """
         if len(rows) == len(self.members):
-            return self.course
-        self.course = object()
+            return self.batch_signature
+        self.batch_signature = object()
         return object()
 
     def take_off(self, step: int, rows: Ints, computed_before: Ints) -> None:

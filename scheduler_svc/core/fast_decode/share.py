@@ -15,13 +15,13 @@ class SteadyShare:
     """Rows of `members`, at least one, that compute one token each, at offset `computed_before`. `new_blocks`: by
     row, where one was added.
 
-    Shares with the same `course` have the same rows, each one token further than in the share before.
+    Shares with the same `batch_signature` have the same rows, each one token further than in the share before.
     """
 
     members: list[Group]
     rows: Ints
     computed_before: Ints
-    course: object = field(default_factory=object)
+    batch_signature: object = field(default_factory=object)
     new_blocks: dict[int, int] = field(default_factory=dict)
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The lab of a running stack: what the page is told is what the operators' API says, and nobody is asked while no page looks."""
+"""The lab of a running stack: what the page is told is what the admin API says, and nobody is asked while no page looks."""
 
 import asyncio
 import contextlib
@@ -111,7 +111,7 @@ async def opened(http: httpx.AsyncClient, since: int = 0) -> AsyncIterator[Page]
 
 @run_async
 async def test_the_page_sees_each_step_as_it_was() -> None:
-    """Steps, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the operators' API."""
+    """Steps, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the admin API."""
     async with stack(SLOW, policy_set=("max_num_seqs=2",)) as running, lab(running) as (http, _), opened(http) as page:
         handles = [await running.gateway.submit([*PROMPT, i], max_tokens=60, request_id=f"r{i}") for i in range(5)]
         await eventually(lambda: any(len(s["requests"]) == 5 for s in page.states()), "requests are shown")

@@ -151,7 +151,7 @@ def test_a_host_pool_without_blocks_is_a_line(tmp_path: Path, browser: Chromium)
 
 @pytest.mark.long
 def test_a_stack_under_load_is_watched(browser: Chromium) -> None:
-    """vllm-v0 with 48 blocks: sharing, swapping, preemption and waits as the operators' API has them; the playground streams."""
+    """vllm-v0 with 48 blocks: sharing, swapping, preemption and waits as the admin API has them; the playground streams."""
     options = {"policy": "vllm-v0", "policy_set": ["preemption_mode=swap"], "worker_args": FEW_BLOCKS}
     with LocalStack(**options) as stack, load(stack.http_url, clients=8), browser.page(stack.admin_url) as page:
         page.wait_for_function("() => document.querySelector('section[aria-label=Waiting] .card')")

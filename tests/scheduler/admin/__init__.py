@@ -1,1 +1,1 @@
-"""Tests of the operators' API."""
+"""Tests of the admin API."""

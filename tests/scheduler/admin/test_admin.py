@@ -1,4 +1,4 @@
-"""The operators' API of a running scheduler: load, workers, drain, and what it does with bytes that are no message."""
+"""The admin API of a running scheduler: load, workers, drain, and what it does with bytes that are no message."""
 
 import grpc
 import grpc.aio

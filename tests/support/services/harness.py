@@ -299,7 +299,7 @@ class Gateway:
 
 
 class Admin:
-    """The operators' API."""
+    """The admin API."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)
