@@ -1,6 +1,7 @@
 """Every preset through the services: mixed requests in few blocks give the tokens of an undisturbed run, in the preset's own way.
 
-A sample here (one preset, 15 requests; `test_worker_killed` has another), the whole in `make test-long` (all, 64 requests); sizes are printed.
+A sample here (one preset, 15 requests; `test_worker_killed` has another),
+the whole in `make test-long` (all, 64 requests); sizes are printed.
 """
 
 from collections.abc import Callable
