@@ -1,5 +1,6 @@
 """Fixtures for every test of the project. What only one package's tests need lives beside them."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from quire.local_stack.otlp_receiver import OtlpReceiver
 # No test depends on how fast the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# A shell's background job ignores SIGINT, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LONG_TIMEOUT_S = 3_000
 """Ten times what the slowest test of the long tier takes alone: beside other work a limit of minutes is a flaky test."""

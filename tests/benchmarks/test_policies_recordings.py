@@ -182,4 +182,4 @@ def test_what_quire_promises_holds(tmp_path: Path, is_recorded: bool) -> None:
         assert run_benchmark("--record", str(tmp_path)).exit_code == 0
     result = run_benchmark("--policies", NAMES, "--check", *source)
     assert result.exit_code == 0, result.output
-    assert "holds on chat, long-prompts, bursts, agents" in result.output
+    assert "hold on chat, long-prompts, bursts, agents" in result.output

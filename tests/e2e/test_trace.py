@@ -21,7 +21,7 @@ def test_the_clients_trace_runs_through_gateway_scheduler_and_worker(otlp: OtlpR
     environ = {**os.environ, **otlp.environ()}
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     with (
-        LocalStack(environ=environ) as stack,
+        LocalStack(simulated=True, environ=environ) as stack,
         Client(stack.grpc_address) as client,
         tracer.start_as_current_span("client") as span,
     ):

@@ -40,7 +40,12 @@ def imported(folder: str, *, but: tuple[str, ...] = ()) -> dict[str, set[str]]:
     return found
 
 
-def _modules(path: Path) -> Iterator[str]:
+@cache
+def _modules(path: Path) -> tuple[str, ...]:
+    return tuple(_read_modules(path))
+
+
+def _read_modules(path: Path) -> Iterator[str]:
     """Absolute imports; of `from a.b import c` both a.b.c, which may be a module of a namespace package."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

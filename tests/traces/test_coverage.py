@@ -27,7 +27,7 @@ _NUM_TOKENS = 250
 """A second's work of a simulated worker."""
 _LENGTH = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}
 _ROUNDS = 3
-"""Another process may take the machine away in any of them; what is never explained is missing in all."""
+"""Another process may take the machine away in any of them: the first that is explained counts."""
 Ask = Callable[[tuple[str, ...], str], Any]
 
 
@@ -87,27 +87,29 @@ ASKS = [_generate, _chat_stream, _complete_over_http, _chat_over_http]
 @pytest.mark.parametrize("ask", ASKS)
 def test_an_ordinary_request(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     """A long prompt at either door, with and without template."""
-    request_ids = [f"ordinary-{i}" for i in range(_ROUNDS)]
 
     @run_async
-    async def scenario() -> None:
+    async def scenario(request_id: str) -> None:
         async with (
             worker(time_scale=1.0) as (worker_address,),
             scheduler(worker_address) as (address, _),
             gateway(address) as doors,
         ):
             await post(doors, "warm", "completions", prompt="a", max_tokens=1)
-            for request_id in request_ids:
-                await ask(doors, request_id)
+            await ask(doors, request_id)
 
-    with exporting(otlp, monkeypatch):
-        scenario()
-    for trace in _check(otlp, request_ids):
+    for attempt in range(_ROUNDS):
+        with exporting(otlp, monkeypatch):
+            scenario(f"ordinary-{attempt}")
+        trace = _trace(otlp, f"ordinary-{attempt}")
         told = [event.name for span in trace.spans for event in span.events]
         assert {"parsed", "tokenized", "submitted", "completed"} <= set(told)
         assert ("templated" in told) == (ask in (_chat_stream, _chat_over_http))
         assert ("received" in told) == (ask in (_complete_over_http, _chat_over_http))
         assert not trace.named("gateway.queue"), "it waited for nothing"
+        if unexplained_share(trace) < MOST:
+            break
+    _check(otlp, [f"ordinary-{attempt}"])
 
 
 @pytest.mark.parametrize("ask", ASKS)

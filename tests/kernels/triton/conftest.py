@@ -12,6 +12,11 @@ from tests.support.cuda import skip_without_device
 
 collect_ignore_glob = [] if {"TRITON_INTERPRET", "QUIRE_TEST_DEVICE"} & os.environ.keys() else ["test_*.py"]
 
+if "TRITON_INTERPRET" in os.environ:
+    from tests.support.triton_interpreter import patch_once_per_launch
+
+    patch_once_per_launch()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip_without_device(items, "tests/kernels/triton")

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tests.support.services.harness import Gateway, Stack, eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import Gateway, Stack, eventually, once, run_async, scheduler, stack, worker
 
 PROMPTS = [list(range(32 + i, 32 + i + length)) for i, length in enumerate((3, 40, 17, 90, 25, 60, 40, 9))]
 MAX_TOKENS = 40
@@ -44,15 +44,21 @@ async def tokens_of_all(running: Stack) -> list[list[int]]:
     return [output.tokens for output in outputs]
 
 
+@once
+async def undisturbed() -> list[list[int]]:
+    """The same with enough blocks for all."""
+    async with stack(ROOMY) as roomy:
+        return await tokens_of_all(roomy)
+
+
 @pytest.mark.parametrize(("policy", "sets", "mode"), CASES, ids=str)
 @run_async
 async def test_preempted_requests_get_the_same_tokens(policy: str, sets: tuple[str, ...], mode: str) -> None:
     """R76, R78, R131: computed again or swapped, a request's tokens are those of an undisturbed run; all blocks come back (R17)."""
-    async with stack(ROOMY) as roomy:
-        undisturbed = await tokens_of_all(roomy)
-    assert [len(tokens) for tokens in undisturbed] == [MAX_TOKENS] * len(PROMPTS)
+    expected = await undisturbed()
+    assert [len(tokens) for tokens in expected] == [MAX_TOKENS] * len(PROMPTS)
     async with stack(TIGHT, policy=policy, policy_set=sets) as tight:
-        assert await tokens_of_all(tight) == undisturbed
+        assert await tokens_of_all(tight) == expected
         await tight.admin.assert_all_free()
         steps = await tight.admin.steps()
     assert {step.policy for step in steps} == {policy}
@@ -71,10 +77,9 @@ async def test_preempted_requests_get_the_same_tokens(policy: str, sets: tuple[s
 @run_async
 async def test_slots_and_ranks_never_preempt(policy: str, sets: tuple[str, ...]) -> None:
     """R184, R190: requests enter one after the other as their blocks can be reserved; each gets the tokens it gets alone."""
-    async with stack(ROOMY) as roomy:
-        undisturbed = await tokens_of_all(roomy)
+    expected = await undisturbed()
     async with stack(TIGHT, policy=policy, policy_set=sets) as tight:
-        assert await tokens_of_all(tight) == undisturbed
+        assert await tokens_of_all(tight) == expected
         await tight.admin.assert_all_free()
         steps = await tight.admin.steps()
     assert {step.policy for step in steps} == {policy}

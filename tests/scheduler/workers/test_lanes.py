@@ -11,7 +11,7 @@ from protos.inference.v1 import admin_pb2
 from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
-from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import Admin, Gateway, eventually, once, run_async, scheduler, stack, worker
 from tests.support.services.proxy import Proxy, proxy
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
@@ -52,6 +52,7 @@ async def ranks(*addresses: str, is_ready: bool = True, **values: Any) -> AsyncI
         yield Ranks(links, gateway, admin)
 
 
+@once
 async def undisturbed(max_tokens: int) -> list[list[int]]:
     """What each prompt gives alone with one worker."""
     async with stack() as s:

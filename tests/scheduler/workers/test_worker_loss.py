@@ -15,7 +15,17 @@ from quire_tools.simulated_worker.engine import SimulatedEngine
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import Internal
-from tests.support.services.harness import TIMEOUT_S, Admin, Gateway, eventually, run_async, scheduler, stack, worker
+from tests.support.services.harness import (
+    TIMEOUT_S,
+    Admin,
+    Gateway,
+    eventually,
+    once,
+    run_async,
+    scheduler,
+    stack,
+    worker,
+)
 from tests.support.services.proxy import Proxy, proxy
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
@@ -35,6 +45,7 @@ async def behind_proxy(worker_address: str, **values: Any) -> AsyncIterator[tupl
         yield link, gateway, admin
 
 
+@once
 async def undisturbed(max_tokens: int) -> list[list[int]]:
     """What each prompt gives when nothing goes wrong."""
     async with stack() as s:

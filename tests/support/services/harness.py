@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,20 @@ from worker_svc.app import Watchers, serve_engine
 from worker_svc.engine import Engine
 
 TIMEOUT_S = 40.0
+T = TypeVar("T")
+
+
+def once(ask: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Cache what a coroutine function returns for its arguments: for runs that others are compared with."""
+    found: dict[object, T] = {}
+
+    @functools.wraps(ask)
+    async def asked(*args: Any) -> T:
+        if args not in found:
+            found[args] = await ask(*args)
+        return found[args]
+
+    return asked
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

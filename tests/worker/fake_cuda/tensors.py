@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 from triton.runtime import interpreter
 
+from tests.support.triton_interpreter import patch_once_per_launch
 from tests.worker.fake_cuda.ledger import LEDGER
 
 DEVICE = torch.device("cuda", 0)
@@ -273,6 +274,7 @@ def install() -> None:
         packet, _, overload = name.partition(".")
         some.impl(name, _kernel_of(getattr(getattr(aten, packet), overload or "default")), "CUDA")
     _LIBRARIES.extend((everything, some))
+    patch_once_per_launch()
     interpreter.GridExecutor.__call__ = _launched(interpreter.GridExecutor.__call__)
 
 

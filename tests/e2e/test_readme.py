@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import httpx
-import pytest
 
 from quire.local_stack.stack import LocalStack
 from tests.repo.test_docs import PYTHON
@@ -17,13 +15,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICK_START = README.partition("## Quick start")[2].partition("\n## ")[0]
 COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bin/quire") and words[1] != "up"]
 PROGRAMS = PYTHON.findall(QUICK_START)
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    """The services with the built-in model, as `quire up` starts them, on free ports."""
-    with LocalStack() as running:
-        yield running
 
 
 def run(*arguments: str, env: dict[str, str], typed: str = "") -> str:

@@ -15,7 +15,6 @@ from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.inference.v1 import inference_pb2 as pb
 from protos.worker.v1 import worker_pb2
-from quire.built_in_model import default_model
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.support.services import models
@@ -26,9 +25,9 @@ PREFIX = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "S
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[httpx.Client]:
+def tiny(stack: LocalStack) -> Iterator[httpx.Client]:
     """The built-in model, which has a chat template and special tokens."""
-    with LocalStack(model=default_model()) as stack, httpx.Client(base_url=stack.http_url, timeout=60) as client:
+    with httpx.Client(base_url=stack.http_url, timeout=60) as client:
         yield client
 
 
