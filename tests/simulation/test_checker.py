@@ -159,12 +159,13 @@ def tell_ends_twice(patch: pytest.MonkeyPatch) -> None:
 def mix_prefixes_up(patch: pytest.MonkeyPatch) -> None:
     """A block is found by its own tokens, whatever came before them."""
 
-    def grow(self: HashChain, token_ids: list[int]) -> None:
+    def upto(self: HashChain, token_ids: list[int], num_blocks: int) -> list[bytes]:
         size = self._block_size
-        for start in range(0, len(token_ids), size):
+        for start in range(len(self._hashes) * size, num_blocks * size, size):
             self._hashes.append(repr(token_ids[start : start + size]).encode())
+        return self._hashes
 
-    patch.setattr(HashChain, "_grow", grow)
+    patch.setattr(HashChain, "upto", upto)
 
 
 def free_too_early(patch: pytest.MonkeyPatch) -> None:
