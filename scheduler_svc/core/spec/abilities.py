@@ -4,7 +4,7 @@ A part is a key with a value. It is refused if no other part offers an ability t
 part reads is refused where it is given, and null in listings. Abilities are phrases: error messages quote them.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -165,11 +165,12 @@ def offers_of(key: str, value: Any) -> tuple[str, ...]:
 
 def offered(spec: Any) -> frozenset[str]:
     """Abilities that all parts of a spec offer together."""
-    return _offered(type(spec), _part_values(spec))
+    kind: Any = type(spec)
+    return _offered(kind, _part_values(spec))
 
 
 @lru_cache(maxsize=256)
-def _offered(kind: Hashable, values: tuple[Any, ...]) -> frozenset[str]:
+def _offered(kind: Any, values: tuple[Any, ...]) -> frozenset[str]:
     return frozenset(ability for _, part in _parts(kind, values) for ability in part.offers)
 
 
