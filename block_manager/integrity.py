@@ -23,22 +23,24 @@ def check(ledger: Ledger) -> list[str]:
 
 def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> list[str]:
     held = Counter(block for table in tables for block in set(table) - pool.reserved)
+    referenced = {block: count for block, count in enumerate(pool.refs) if count}
     free = list(pool.free_blocks)
+    distinct = set(free)
     found = []
     if len(free) + len(held) != pool.num_usable:
         found.append(f"{device}: {len(free)} free + {len(held)} referenced != {pool.num_usable} blocks")
-    if len(set(free)) != len(free) or len(free) != pool.num_free:
+    if len(distinct) != len(free) or len(free) != pool.num_free:
         found.append(
-            f"{device}: the free queue holds {len(free)} entries, {len(set(free))} distinct; the pool counts {pool.num_free}"
+            f"{device}: the free queue holds {len(free)} entries, {len(distinct)} distinct; the pool counts {pool.num_free}"
         )
-    found += [f"{device}: free block {b} is in a table" for b in free if b in held]
+    found += [f"{device}: free block {b} is in a table" for b in sorted(distinct & held.keys())]
     found += [
-        f"{device}: block {b} has {count} references, {held[b]} tables contain it"
-        for b, count in enumerate(pool.refs)
-        if count != held[b]
+        f"{device}: block {b} has {referenced.get(b, 0)} references, {held[b]} tables contain it"
+        for b in (sorted(referenced.keys() | held.keys()) if referenced != held else ())
+        if referenced.get(b, 0) != held[b]
     ]
-    found += [f"{device}: reserved block {b} is free" for b in free if b in pool.reserved]
-    cached = sum(pool.hash_of[b] is not None for b in free)
+    found += [f"{device}: reserved block {b} is free" for b in sorted(distinct & pool.reserved)]
+    cached = len(free) - [pool.hash_of[b] for b in free].count(None)
     if cached != pool.counts().cached:
         found.append(f"{device}: {cached} free blocks hold a prefix, the pool counts {pool.counts().cached}")
     return found

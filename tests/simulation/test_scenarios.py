@@ -50,9 +50,9 @@ def varied(num: int) -> str:
     return sizes(counts, start)
 
 
-def test_two_hundred_scenarios(record_property: Record) -> None:
+def test_four_hundred_scenarios(record_property: Record) -> None:
     """R3, R28, R97, R98, R198, R200: whatever fails, each request ends once, with each token once, and nothing is left."""
-    record_property("size", varied(200))
+    record_property("size", varied(400))
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ part reads is refused where it is given, and null in listings. Abilities are phr
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from scheduler_svc.core.spec.task_settings import task_keys
@@ -163,13 +165,19 @@ def offers_of(key: str, value: Any) -> tuple[str, ...]:
 
 def offered(spec: Any) -> frozenset[str]:
     """Abilities that all parts of a spec offer together."""
-    return frozenset(ability for _, part in _parts(spec) for ability in part.offers)
+    kind: Any = type(spec)
+    return _offered(kind, _part_values(spec))
+
+
+@lru_cache(maxsize=256)
+def _offered(kind: Any, values: tuple[Any, ...]) -> frozenset[str]:
+    return frozenset(ability for _, part in _parts(kind, values) for ability in part.offers)
 
 
 def contradictions(spec: Any) -> list[tuple[str, str]]:
     """(key, reason) for every part that needs what no other part offers."""
-    have = offered(spec)
-    return [(key, why + _instead(key, have)) for key, part in _parts(spec) if (why := lack(part.needs, have))]
+    have, parts = offered(spec), _parts(type(spec), _part_values(spec))
+    return [(key, why + _instead(key, have)) for key, part in parts if (why := lack(part.needs, have))]
 
 
 def unread_settings(spec: Any) -> dict[str, str]:
@@ -183,9 +191,12 @@ def lack(needs: Iterable[str], have: Collection[str]) -> str:
     return "; ".join(f"needs {ability} ({_sources(ability)})" for ability in needs if ability not in have)
 
 
-def _parts(spec: Any) -> list[tuple[str, Part]]:
-    defaults = type(spec).__dataclass_fields__
-    return [(key, _part(key, getattr(spec, key), defaults[key].default)) for key in PARTS]
+_part_values = attrgetter(*PARTS)
+
+
+def _parts(kind: Any, values: tuple[Any, ...]) -> list[tuple[str, Part]]:
+    defaults = kind.__dataclass_fields__
+    return [(key, _part(key, value, defaults[key].default)) for key, value in zip(PARTS, values, strict=True)]
 
 
 def _part(key: str, value: Any, default: Any) -> Part:

@@ -272,10 +272,10 @@ class TestLives2023(_case(Lives2023, 120, 40)):
 
 
 @pytest.mark.long
-class TestLongLives063(_case(Lives063, 5000, 60)):
+class TestLongLives063(_case(Lives063, 2500, 60)):
     """The same for longer."""
 
 
 @pytest.mark.long
-class TestLongLives2023(_case(Lives2023, 5000, 60)):
+class TestLongLives2023(_case(Lives2023, 2500, 60)):
     """The same for longer."""

@@ -255,4 +255,4 @@ TestQuireLives.settings = settings(max_examples=150, stateful_step_count=50, dea
 class TestManyQuireLives(QuireLives.TestCase):
     """The same, longer."""
 
-    settings = settings(max_examples=5000, stateful_step_count=80, deadline=None)
+    settings = settings(max_examples=2500, stateful_step_count=80, deadline=None)
