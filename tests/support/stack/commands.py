@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.stack.up_process import TIMEOUT_S
+
 ROOT = Path(__file__).parents[3]
 
 
-def quire(*arguments: str, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def quire(*arguments: str, check: bool = True, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     """`quire ARGUMENTS`, run to its end."""
     command = [sys.executable, "-m", "quire", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=check)
