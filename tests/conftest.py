@@ -1,5 +1,6 @@
 """Fixtures for every test of the project. What only one package's tests need lives beside them."""
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import worker_svc.openmp  # noqa: F401  (before torch, here and in every process that tests start)
 from quire.local_stack.otlp_receiver import OtlpReceiver
+from svc_common import garbage
 
 # No test depends on how fast the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,6 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.timeout(_LONG_TIMEOUT_S), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests out of every collection: there are half a million objects of them."""
+    garbage.settle()
+
+
+def pytest_unconfigure() -> None:
+    """Let extension modules end in order: what is frozen is not freed."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ QUICK = {
 ALL = {
     "core": (
         *("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
-        *("tests/benchmarks", "tests/svc_common", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
+        *("tests/svc_common", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
     ),
     "model": ("tests/kernels", "tests/worker", "tests/gateway"),
     "e2e": ("tests/e2e",),

@@ -19,7 +19,7 @@ from quire_tools.simulation.history import Figures
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import replay
 
-WORKLOAD = ("--workload", "bursts", "--requests", "120")
+WORKLOAD = ("--workload", "bursts", "--requests", "60")
 NAMES = "vllm-v0,vllm-v1,chitu,quire"
 TIMED = ("ttft_p50_s", "tpot_p50_s")
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recorded")
     result = run_benchmark("--record", str(path), *WORKLOAD)
     assert result.exit_code == 0, result.output
-    assert "120 requests" in result.output
+    assert "60 requests" in result.output
     return path
 
 
@@ -62,7 +62,7 @@ def test_a_recorded_workload_replays_identically(folder: Path) -> None:
     assert report.steps == recording.num_steps > 1_000
     assert recording.num_segments > 1
     ends = [steps.end for steps in report.history.requests.values()]
-    assert ends == ["stop"] * 120
+    assert ends == ["stop"] * 60
 
 
 def test_the_same_seed_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_predictions_are_near_direct_runs(predicted: dict[str, Any]) -> None:
     direct = values_of("--policies", NAMES, *WORKLOAD)["workloads"]["bursts"]["policies"]
     for name, figures in direct.items():
         of_recording = predicted["policies"][name]
-        assert of_recording["num_done"] == figures["num_done"] == 120
+        assert of_recording["num_done"] == figures["num_done"] == 60
         for key in TIMED:
             assert of_recording[key] == pytest.approx(figures[key], rel=0.1), (name, key)
     recorded = predicted["recorded"]["figures"]

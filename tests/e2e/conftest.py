@@ -1,13 +1,16 @@
 """One running stack with the built-in model for the tests of this folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.support.stack import scheduler_kills
 from tests.support.stack.supervised import Supervised, supervised
+from tests.support.worker.adapter_folders import make_adapter
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +21,17 @@ def stack() -> Iterator[LocalStack]:
 
 
 @pytest.fixture(scope="session")
-def killable() -> Iterator[Supervised]:
-    """The same, to be killed: what dies is started again."""
-    with supervised(**scheduler_kills.OPTIONS) as running:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of three adapters of `models/tiny`, by name; each changes its answers in another way."""
+    root = tmp_path_factory.mktemp("adapters")
+    names = enumerate(("one", "two", "kept"), 1)
+    return {name: make_adapter(default_model(), root / name, i, r=4, target_modules="all-linear") for i, name in names}
+
+
+@pytest.fixture(scope="session")
+def killable(adapters: dict[str, Path]) -> Iterator[Supervised]:
+    """The same, started with the adapter `kept`, to be killed: what dies is started again."""
+    with supervised(adapters={"kept": adapters["kept"]}, **scheduler_kills.OPTIONS) as running:
         yield running
 
 

@@ -18,8 +18,8 @@ from quire.client.sync_client import Client
 from quire.operators.admin import AdminClient
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, QuireError
 from tests.support.stack.commands import quire
-from tests.support.stack.supervised import Supervised, supervised
-from tests.support.worker.adapter_folders import Oracle, make_adapter
+from tests.support.stack.supervised import Supervised
+from tests.support.worker.adapter_folders import Oracle
 
 PROMPT = list(range(40, 90))
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -52,20 +52,10 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`models/tiny` and three adapters of it."""
-    root = tmp_path_factory.mktemp("adapters")
-    folders = {
-        name: make_adapter(default_model(), root / name, i, r=4, target_modules="all-linear")
-        for name, i in NAMES.items()
-        if name
-    }
-    with (
-        supervised(adapters={"kept": folders["kept"]}, worker_args=("--dtype", "float32")) as running,
-        Client(running.stack.grpc_address) as client,
-        AdminClient(running.stack.admin_address) as admin,
-    ):
-        yield Served(running, folders, client, admin)
+def served(killable: Supervised, adapters: dict[str, Path]) -> Iterator[Served]:
+    """The stack with its clients."""
+    with Client(killable.stack.grpc_address) as client, AdminClient(killable.stack.admin_address) as admin:
+        yield Served(killable, adapters, client, admin)
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:

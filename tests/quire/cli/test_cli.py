@@ -202,6 +202,7 @@ def test_unknown_model_path(tmp_path: Path) -> None:
     _assert_config_error(run_quire("up", *FREE_PORTS, "--model", missing), missing, "--model")
 
 
+@pytest.mark.long
 def test_pickled_weights(tmp_path: Path) -> None:
     """Refused unread, with how to convert."""
     folder = _copy_of_tiny(tmp_path)
