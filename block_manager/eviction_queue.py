@@ -1,6 +1,6 @@
 """Free blocks of one pool in the order in which cached prefixes are evicted: least recently freed first.
 
-Every operation is O(1) except `grow`.
+Every operation is O(1) except `grow`. The rules of vLLM 2023 and 0.6.3 use `compat/evictor_vllm`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Blocks of one device: reference counts, order of reuse, and the map from prefix hashes to blocks."""
+"""Blocks of one device: reference counts, order of reuse, and the map from prefix hashes to blocks.
+
+Copy-on-write of shared blocks is a matter of the cache rules (`rules/`).
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Quota use of one tenant in this gateway process: calls per second, concurrent requests, tokens per minute."""
+"""Rate limits and quotas of one tenant in this gateway process: calls per second, concurrent requests, tokens per minute."""
 
 import time
 from collections.abc import Callable

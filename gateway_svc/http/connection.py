@@ -5,8 +5,10 @@ Content-Length together with Transfer-Encoding, which RFC 9112, 6.1 treats as at
 """
 
 import asyncio
+import ipaddress
 import json
 import logging
+from collections import Counter
 from typing import Any
 
 import h11
@@ -14,7 +16,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gateway_svc.http.errors import error_body, error_headers, http_status
-from gateway_svc.http.peer_connections import PeerConnections
 from gateway_svc.request_ids import new_request_id
 from gateway_svc.settings import HttpLimits
 from svc_common.errors import DeadlineExceeded, InvalidArgument, QuireError, ResourceExhausted
@@ -25,6 +26,38 @@ log.setLevel(logging.ERROR)  # uvicorn logs a warning for each malformed request
 _RETRY_S = 1.0
 _HEADER_TOO_LARGE = 431
 _FIELD_OVERHEAD = len(b": \r\n")
+_IPV6_SITE_BITS = 64
+
+
+class PeerConnections:
+    """Counts of open connections by peer address."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    def enter(self, host: str) -> bool:
+        """Count one more connection; False, without counting, if the peer has reached its limit."""
+        peer = _peer_of(host)
+        if self._open[peer] >= self._most:
+            return False
+        self._open[peer] += 1
+        return True
+
+    def leave(self, host: str) -> None:
+        """Stop counting a connection that `enter` counted."""
+        peer = _peer_of(host)
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
+
+def _peer_of(host: str) -> str:
+    """Peer of an address; all addresses of one IPv6 /64, which one machine may own, are one peer."""
+    if ":" not in host:
+        return host
+    address = int(ipaddress.IPv6Address(host.partition("%")[0]))
+    return f"{address >> _IPV6_SITE_BITS:x}/{_IPV6_SITE_BITS}"
 
 
 class BoundedConnection(H11Protocol):

@@ -1,13 +1,13 @@
-"""HTTP input and output of the OpenAI API: bounded bodies, JSON, server-sent events, disconnects."""
+"""HTTP input and output of the OpenAI API: bounded bodies, JSON, server-sent events (SSE)."""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 
 from gateway_svc.calls import ClientGone
 from gateway_svc.http.errors import BodyTooLarge, error_body, error_headers, http_status
@@ -15,8 +15,6 @@ from svc_common.clipping import clip
 from svc_common.clock import monotonic_ns
 from svc_common.errors import FieldViolation, InvalidArgument, QuireError
 from svc_common.net.rpc import PUBLIC_MESSAGE_BYTES
-
-T = TypeVar("T")
 
 MOST_READ_BYTES = 8 * PUBLIC_MESSAGE_BYTES
 READ_AWAY_S = 1.0
@@ -71,30 +69,6 @@ async def read_away(receive: Receive) -> None:
                 size += len(message.get("body", b""))
                 if message["type"] == "http.disconnect" or not message.get("more_body"):
                     return
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; on a disconnect before that, cancel it and raise ClientGone."""
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            raise ClientGone
-        return worker.result()
-    finally:
-        for task in (worker, watcher):
-            task.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Message = {"type": "http.request"}
-    while message["type"] != "http.disconnect":
-        message = await receive()
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

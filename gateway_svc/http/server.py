@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway_svc.http.connection import BoundedConnection
-from gateway_svc.http.peer_connections import PeerConnections
+from gateway_svc.http.connection import BoundedConnection, PeerConnections
 from gateway_svc.settings import HttpLimits
 from svc_common.net.listening import listen
 

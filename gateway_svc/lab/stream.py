@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.calls import ClientGone
+from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.errors import error_body
-from gateway_svc.http.io import until_disconnect
 from gateway_svc.lab import values
 from gateway_svc.lab.query import whole_number
 from gateway_svc.lab.source import LabSnapshot, LabSource, Step

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
-from gateway_svc.http.io import Reply, check_is_json, read_away, read_body, until_disconnect
+from gateway_svc.http.disconnects import until_disconnect
+from gateway_svc.http.io import Reply, check_is_json, read_away, read_body
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread

@@ -1,4 +1,4 @@
-"""Completions and chat: run one generation per prompt and combine them into one answer."""
+"""Completions and chat: run one generation per prompt and combine them into one answer, streamed (SSE) or whole."""
 
 import asyncio
 import contextlib

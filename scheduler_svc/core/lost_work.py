@@ -1,6 +1,6 @@
 """Recompute lost work: after a failed step, after the loss of a worker, or when prefixes must be dropped.
 
-Preemption to free blocks for others is in `parts/preemption.py`.
+`loop/lane_keeper` notices lost workers. Preemption to free blocks for others is in `parts/preemption.py`.
 """
 
 from scheduler_svc.core.plan import EndedSequence

@@ -1,4 +1,7 @@
-"""Plans in flight: the shares for which each will return results."""
+"""Plans in flight: the shares for which each will return results.
+
+Whether a plan is sent while another runs: `loop/step_pipelining`.
+"""
 
 from scheduler_svc.core.outputs import SequenceInFlight
 from scheduler_svc.core.plan import StepPlan

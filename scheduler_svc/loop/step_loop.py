@@ -1,19 +1,10 @@
 """The engine loop: plan, send and settle steps for as long as the process lives.
 
-A turn, with overlap (`depth` plans in flight) and without:
+`step_pipelining` shows a turn with and without overlap, and says whether there is room for a plan; `settling` is
+what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect and fail.
 
-    overlap                                     no overlap
-      take ends, new requests                     take ends, new requests
-      plan k+1 = core.schedule()                  plan k = core.schedule()
-      announce(plan k+1), send                    announce(plan k), send
-      again, while there is room                  wait for the result of k
-      wait for the result of k                    settle(plan k, result k)
-      settle(plan k, result k)
-
-`settling` is what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect
-and fail. If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's
-collector does; a rank without work gets no message and no step in the log. Results are taken in the order of
-arrival.
+If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's collector does;
+a rank without work gets no message and no step in the log. Results are taken in the order of arrival.
 """
 
 import asyncio
@@ -27,6 +18,7 @@ from scheduler_svc.loop.core_keeper import CoreKeeper
 from scheduler_svc.loop.intake import LoopIntake
 from scheduler_svc.loop.lane_keeper import LaneKeeper
 from scheduler_svc.loop.settling import StepSettling
+from scheduler_svc.loop.step_pipelining import StepPipelining
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_notifier import StepNotifier
@@ -46,8 +38,6 @@ log = logging.getLogger(__name__)
 _BLOCKED_S = 0.01
 _CHECK_S = 0.1
 _UNSERVED_CHECK_S = 1.0
-_SLOW_S = 0.5
-"""A rank's step that takes longer no longer delays plans for the other ranks."""
 _BUG_PAUSE_S = 0.1
 
 
@@ -75,6 +65,7 @@ class StepLoop:
         self._settling = StepSettling(book, steps)
         self._intake = LoopIntake(book, adapter_id)
         self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, steps, readiness)
+        self._pipelining = StepPipelining(self._keeper, self._lanes)
         self._alarm = Alarm(self._lanes.on_news)
         self._unserved_since_ns: int | None = None
 
@@ -112,39 +103,17 @@ class StepLoop:
         self._unserved_since_ns = None
         self._intake.take_requests(core, workers.limits)
         went_out = await self._dispatch()
-        busy = self._busy()
-        if busy and not (went_out and self._has_room()):
+        busy = self._pipelining.busy()
+        if busy and not (went_out and self._pipelining.has_room()):
             await self._settle_some(busy)
         elif not went_out:
-            await self._idle(_BLOCKED_S if self._has_work() else None)
+            await self._idle(_BLOCKED_S if self._pipelining.has_work() else None)
 
     # --- sending plans --------------------------------------------------------------------------------------------
 
-    def _has_work(self) -> bool:
-        assert self._keeper.core is not None
-        return self._keeper.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
-
-    def _busy(self) -> list[WorkerLane]:
-        """Lanes to connected workers with a plan in flight."""
-        return [lane for lane in self._lanes.here if lane.in_flight]
-
-    def _has_room(self) -> bool:
-        """True if another plan may be sent before a result is read. Filling the pipeline takes precedence over reading results.
-
-        Ranks are planned for when all are done, so that steps which drifted apart run together again; a slow
-        rank is not waited for.
-        """
-        assert self._keeper.core is not None
-        here = self._lanes.here
-        if self._keeper.core.has_worker_per_lane:
-            busy = self._busy()
-            return len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy)
-        num_in_flight = len(here[0].in_flight)
-        return not num_in_flight or (self._keeper.overlaps and num_in_flight < self._keeper.core.depth)
-
     async def _dispatch(self) -> bool:
         """Plan and send, if there is work and room; True if anything was sent."""
-        if not self._has_work() or not self._has_room():
+        if not self._pipelining.has_work() or not self._pipelining.has_room():
             return False
         planned = self._plan()
         for lane, plan in planned:
@@ -231,7 +200,9 @@ class StepLoop:
 
     def _at_most(self, seconds: float | None) -> float | None:
         """Cap a wait while one of several workers is away or busy, so that slow workers are noticed."""
-        if len(self._lanes.lanes) == 1 or not (self._busy() or len(self._lanes.here) < len(self._lanes.lanes)):
+        if len(self._lanes.lanes) == 1 or not (
+            self._pipelining.busy() or len(self._lanes.here) < len(self._lanes.lanes)
+        ):
             return seconds
         return _CHECK_S if seconds is None else min(seconds, _CHECK_S)
 

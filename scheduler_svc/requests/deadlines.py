@@ -1,7 +1,8 @@
 """Deadlines of accepted requests, by the service's clock: waiting or running, a request ends when its deadline passes.
 
 `LoopIntake.take_ends` ends them between two steps. The core rejects infeasible requests and drops waiting ones
-earlier, by its own clock (`core/parts/waiting_deadlines`).
+earlier, by its own clock (`core/parts/waiting_deadlines`). The gateway has a timer of its own, for when no
+scheduler answers (`gateway_svc/engine/request_table`).
 """
 
 from collections.abc import Callable, Mapping

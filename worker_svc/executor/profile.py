@@ -1,6 +1,7 @@
 """Runs before the worker serves: the largest step, for memory profiling, and the batch invariance check.
 
-Both use dummy tokens in a scratch cache, which is discarded.
+Both use dummy tokens in a scratch cache, which is discarded. How many
+blocks fit beside that step is counted in `model/memory`.
 """
 
 from collections.abc import Sequence

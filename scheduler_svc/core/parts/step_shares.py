@@ -1,4 +1,4 @@
-"""How a step's tokens are shared among sequences under mixed phases."""
+"""How a step's tokens are shared among sequences under mixed phases; here long prompts are cut (chunked prefill)."""
 
 import numpy as np
 

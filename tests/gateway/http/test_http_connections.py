@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway_svc.access.origins import with_origins
-from gateway_svc.http.peer_connections import PeerConnections
+from gateway_svc.http.connection import PeerConnections
 from gateway_svc.http.server import HttpServer
 from gateway_svc.settings import HttpLimits
 from quire.local_stack.stack import LocalStack

@@ -1,7 +1,7 @@
 """Phases of vLLM V1: running groups first, then waiting ones, under one token budget.
 
 Prefill and decode are not distinguished: each step computes tokens of a sequence that are known and not
-computed yet.
+computed yet. The size of a chunk of a prompt (chunked prefill): `parts/step_shares`.
 """
 
 from block_manager.cache_rules import AllocStatus
