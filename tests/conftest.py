@@ -11,6 +11,8 @@ import worker_svc.openmp  # noqa: F401  (before torch, here and in every process
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import garbage
 
+garbage.collect_rarely()  # imports of the tests leave none
+
 # No test depends on how fast the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

@@ -9,6 +9,7 @@ import typer
 
 from quire import extras
 from quire.cli.groups import CommandGroup, new_app
+from svc_common import garbage
 from svc_common.errors import ConfigError, QuireError
 from svc_common.version import VERSION
 
@@ -97,6 +98,7 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status: 0, 1 for a failure, 2 for a wrong option or setting."""
+    garbage.collect_rarely()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what is wrong; C-core's own lines only confuse
     command: Any = typer.main.get_command(app)
     try:

@@ -15,7 +15,6 @@ from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import options_of
 from quire.cli.serving import service
 from quire.settings import option_name, settings_of
-from svc_common import garbage
 from svc_common.net.tls_settings import DoorSettings, PeerSettings
 from svc_common.observability.log_format import LogFormat
 
@@ -95,7 +94,6 @@ def serve_gateway(
     def ready(address: str, http: str, admin: str, admin_http: str) -> None:
         urls = {"http": f"{scheme}://{http}", "admin": admin, "lab": f"{scheme}://{admin_http}"}
         service.announce("gateway", address, **urls)
-        garbage.settle()
 
     gateway: Any = importlib.import_module("gateway_svc.app")  # imports packages of the extra
     service.run(

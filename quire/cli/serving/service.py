@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from svc_common import garbage
 from svc_common.observability import log_format
 from svc_common.observability.log_format import LogFormat
 
@@ -18,13 +19,17 @@ LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
 
 def announce(name: str, address: str, **others: str) -> None:
-    """Print the service's address, and `others` by name, to standard output; flushed, so that a parent reads it at once."""
+    """Print the service's address, and `others` by name, to standard output; flushed, so that a parent reads it at once.
+
+    The objects of its start are excluded from garbage collection.
+    """
     words = [
         f"service {name} pid={os.getpid()} address={address}",
         *(f"{door}={place}" for door, place in others.items()),
     ]
     sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
+    garbage.settle()
 
 
 def run(

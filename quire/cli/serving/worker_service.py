@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.cli.serving import service
+from svc_common import garbage
 from svc_common.observability.log_format import MEMORY_LOGGER, LogFormat
 from worker_svc.app import Watchers
 from worker_svc.settings import ShellSettings
@@ -25,6 +26,15 @@ def run(
     watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
     if log_form is LogFormat.JSON:
         watchers = replace(watchers, on_budget=logging.getLogger(MEMORY_LOGGER).info)
+
+    tell_budget = watchers.on_budget
+
+    def on_budget(readable: str) -> None:
+        # What a model leaves behind stays to the end of the process, as what the start left.
+        tell_budget(readable)
+        garbage.settle()
+
+    watchers = replace(watchers, on_budget=on_budget)
 
     def ready(address: str) -> None:
         service.announce("worker", address, **places)
