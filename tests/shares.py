@@ -25,11 +25,12 @@ ALL = {
         *("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
         *("tests/svc_common", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
     ),
-    "model": ("tests/kernels", "tests/worker", "tests/gateway"),
+    "model": ("tests/kernels", "tests/worker"),
     "e2e": ("tests/e2e",),
     "services": (),
 }
-TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, "long")}
+LONG = "long"
+TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}
 Shares = Mapping[str, Sequence[str]]
 
 
@@ -43,6 +44,9 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     """Run all shares with the tests whose marks fit `expression`. Returns whether no test failed, and each share's seconds."""
     # With kept bytecode a service starts in two thirds of the processor time.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if expression != LONG:
+        # The shares keep all processors busy; threads of each would wait for each other.
+        environ.setdefault("OMP_NUM_THREADS", "1")
     start, running, seconds, good = time.monotonic(), {}, {}, True
     logs = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}
     for share in shares:

@@ -19,6 +19,12 @@ def num_processors() -> int:
     return max(1, allowed)
 
 
+def num_compute_threads() -> int:
+    """OMP_NUM_THREADS where it is set, as every program with OpenMP reads it; else `num_processors`."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(given) if given.isdecimal() and int(given) else num_processors()
+
+
 def free_memory_bytes() -> int:
     """Bytes that can still be allocated: the minimum of the machine's available memory and the cgroup's remainder."""
     free = [_meminfo("MemAvailable")]

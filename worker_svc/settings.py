@@ -60,7 +60,7 @@ class WorkerSettings(ShellSettings):
     """A worker with a model."""
 
     model: Path
-    """Checkpoint folder: config.json, tokenizer.json, *.safetensors."""
+    """Checkpoint folder (config.json, tokenizer.json, *.safetensors), or a GGUF file."""
     served_model_name: str = ""
     """Name that requests use. Default: the folder's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -90,7 +90,7 @@ class WorkerSettings(ShellSettings):
     invariant: bool | None = None
     """Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
-    """Compute threads on CPU. Default: the container's number of processors."""
+    """Compute threads on CPU. Default: OMP_NUM_THREADS, or the container's number of processors."""
     fuse: bool = True
     """Run the decoder as one program over packed weights where its build is known; CPU only."""
     mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
@@ -100,11 +100,12 @@ class WorkerSettings(ShellSettings):
 
     @field_validator("model")
     @classmethod
-    def _model_is_a_folder(cls, value: Path) -> Path:
-        if not value.is_dir():
+    def _model_is_a_checkpoint(cls, value: Path) -> Path:
+        if not value.is_dir() and not (value.is_file() and value.suffix == ".gguf"):
             kind = "is a file" if value.exists() else "does not exist"
             raise ValueError(
-                f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors)"
+                f"{value} {kind}; give the folder of a checkpoint (config.json, tokenizer.json, *.safetensors) "
+                "or a .gguf file"
             )
         return value
 
@@ -138,4 +139,4 @@ class WorkerSettings(ShellSettings):
     @property
     def name(self) -> str:
         """Name the model is served under."""
-        return self.served_model_name or self.model.resolve().name
+        return self.served_model_name or self.model.resolve().name.removesuffix(".gguf")

@@ -31,12 +31,12 @@ def report(output: str, least_passed: int, record: Callable[[str, object], None]
 
 
 def test_in_the_interpreter(record_property: Callable[[str, object], None]) -> None:
-    """R18, R123, R124: each kernel equals plain torch over a sample of random shapes, and the whole worker its CPU backend."""
+    """R18, R123, R124: each kernel equals plain torch over a sample of random shapes."""
     report(run_interpreted("not long", 240), 18, record_property)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_every_shape_in_the_interpreter(record_property: Callable[[str, object], None]) -> None:
-    """R18, R123, R124: the same over at least 50 random shapes per kernel, and a longer run of the worker."""
+    """R18, R123, R124: the same over at least 50 random shapes per kernel, and the whole worker equals its CPU backend."""
     report(run_interpreted("long", 1400), 8, record_property)

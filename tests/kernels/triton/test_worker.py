@@ -12,7 +12,9 @@ from tests.support.tree import ROOT
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.executor.model_engine import ModelEngine
 
+# `make test` has steps of every kind with these kernels in `tests/worker/fake_cuda`.
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(DEVICE.type != "cpu", reason="the worker's own tests run on the device"),
     # What the interpreter says, through numpy, of rows that are NaN; the engine flags them.
     pytest.mark.filterwarnings("ignore:All-NaN slice"),
@@ -83,18 +85,12 @@ def check(size: tuple[int, int], record) -> None:
     record("size", f"triton worker: prompt of {length}, {num_tokens} tokens (whole: {WHOLE[0]}, {WHOLE[1]})")
 
 
-def test_greedy_tokens_are_those_of_the_cpu_backend(record_property):
-    """R3, R18, R123: with a chunk, a swap, a copy and poisoned blocks in the run; a short one."""
-    check(QUICK, record_property)
+@pytest.mark.parametrize("size", [QUICK, WHOLE])
+def test_greedy_tokens_are_those_of_the_cpu_backend(size, record_property):
+    """R3, R18, R123: with a chunk, a swap, a copy and poisoned blocks in the run."""
+    check(size, record_property)
 
 
-@pytest.mark.long
-def test_greedy_tokens_of_a_long_run_are_those_of_the_cpu_backend(record_property):
-    """R3, R18, R123: a longer run."""
-    check(WHOLE, record_property)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "length"),
     # Parts are combined where one tile's keys are divided: more than the 64 of one iteration.

@@ -67,7 +67,7 @@ def test_services_that_die_are_started_again() -> None:
         assert wait_gone([*killed.values(), *up.pids.values()], timeout_s=0.5) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> None:
     """A signal before it is ready ends all services, and none has to be killed."""
     killer = Killer(tmp_path)
