@@ -86,6 +86,7 @@ _NOTES = """\
 |---|---|
 | float32, bfloat16, float16 | unchanged, or [rounded when loaded](performance.md#weights-of-eight-or-four-bits) (CPU) |
 | FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when loaded |
+| GGUF of `llama`, `qwen2`, `qwen3` (F16, BF16, Q8_0, Q4_0 to Q5_1, K-quants) | as stored, multiplied as integers (CPU) |
 | `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused with `QUANTIZATION_UNSUPPORTED` |
 
 Dequantizing multiplies each value by its scale, in the type that the model computes in. Such a model needs as much memory as an

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paged_kernels.backend import CacheShape
+from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
 
 _PROBE_TOKENS = 4
@@ -66,6 +67,11 @@ def model_sizes(
 
     `rounding`: of the linear weights when they are loaded.
     """
+    if path.is_file():
+        to_do = "name a folder with the config.json of the model that it was made from"
+        raise ConfigError(
+            f"--model {path} is a file; plans of GGUF files are not made yet: {to_do}", reason="MODEL_UNSUPPORTED"
+        )
     if not (path / "config.json").is_file():
         checkpoint.open_checkpoint(path)  # raises, naming what is missing
     found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))

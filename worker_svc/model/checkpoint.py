@@ -1,6 +1,6 @@
-"""A checkpoint folder on disk: its contents, whether it may be loaded, and its weights in the model's own class.
+"""A checkpoint on disk: its contents, whether it may be loaded, and its weights in the model's own class.
 
-Only safetensors are read and no code of the checkpoint is run. `architecture.py` checks the model class.
+Only safetensors and GGUF are read and no code of the checkpoint is run. `architecture.py` checks the model class.
 """
 
 import contextlib
@@ -17,8 +17,14 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from paged_kernels.quantized import QuantizedWeight, dense
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
+from worker_svc.model.fused.packed_linear import WeightOf, plain_weight
+from worker_svc.model.gguf.folder import folder_of
+from worker_svc.model.gguf.header import SUFFIX, open_gguf
+from worker_svc.model.gguf.weights import GgufWeights
+from worker_svc.model.weight_reader import StoredForms, WeightReader
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +40,15 @@ _CONVERT = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that may be loaded. `config` is the whole configuration, `text_config` the decoder's part."""
+    """A checkpoint that may be loaded. `config` is the whole configuration, `text_config` the decoder's part.
+
+    `path`: the folder with everything but the weights. `reader`: of the weights, None if transformers reads them.
+    """
 
     path: Path
     config: PreTrainedConfig
     weight_files: tuple[Path, ...]
+    reader: WeightReader | None = None
 
     @property
     def text_config(self) -> PreTrainedConfig:
@@ -47,6 +57,8 @@ class Checkpoint:
 
     def loaded_bytes(self, dtype: torch.dtype) -> int:
         """Size of the weights in the model's compute dtype, whatever their storage dtype."""
+        if self.reader is not None:
+            return dtype.itemsize * self.reader.num_elements
         return dtype.itemsize * stored_weights.num_elements(stored_weights.entries_of(self.weight_files))
 
     def digest(self) -> str:
@@ -58,9 +70,19 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Check a checkpoint folder. Raises ConfigError saying what is missing, or how to convert pickled weights."""
+    """Check a checkpoint: a folder or a GGUF file.
+
+    Raises ConfigError saying what is missing or not supported, or how to convert pickled weights.
+    """
+    if path.suffix == SUFFIX and path.is_file():
+        header = open_gguf(path)
+        folder = folder_of(header)
+        config = read_config(folder)
+        return Checkpoint(folder, config, (path,), GgufWeights(header, config))
     if not path.is_dir():
-        raise _error("MODEL_NOT_FOUND", path, "is not a folder; give the folder of a checkpoint")
+        raise _error(
+            "MODEL_NOT_FOUND", path, "is no folder and no GGUF file; give the folder of a checkpoint, or a .gguf file"
+        )
     if not (path / "config.json").is_file():
         raise _error("MODEL_INCOMPLETE", path, "has no config.json; give the folder that contains it")
     weights = _weight_files(path)
@@ -194,31 +216,77 @@ def load_model(
     attention: str,
     progress: Progress,
     device: torch.device | None = None,
-) -> PreTrainedModel:
-    """Load the model with its weights, for inference.
+) -> tuple[PreTrainedModel, WeightOf]:
+    """Load the model with its weights, for inference; and the form in which these were stored, for packing.
 
     `attention`: name registered with transformers' AttentionInterface. `device`: each weight is moved there
     as it is read, so that the host never holds more than a few; None = the host.
     """
-    with _reported(progress):
-        try:
-            model, notes = cls.from_pretrained(
-                checkpoint.path,
-                dtype=dtype,
-                attn_implementation=attention,
-                quantization_config=_dequantizing(checkpoint),
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                device_map=None if device is None else {"": device},
-            )
-        except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-            raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
-    missing = sorted(notes["missing_keys"])
+    weight_of: WeightOf = plain_weight
+    try:
+        if checkpoint.reader is None:
+            model, missing = _loaded_by_transformers(checkpoint, cls, dtype, attention, progress, device)
+        else:
+            model, missing, weight_of = _loaded_by(checkpoint.reader, checkpoint, cls, dtype, attention, progress)
+            model.to(device or "cpu")
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
     if missing:
         raise _error("MODEL_INCOMPLETE", checkpoint.path, f"lacks {len(missing)} weights, {missing[0]} first")
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False), weight_of
+
+
+def _loaded_by_transformers(
+    checkpoint: Checkpoint,
+    cls: type[PreTrainedModel],
+    dtype: torch.dtype,
+    attention: str,
+    progress: Progress,
+    device: torch.device | None,
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and names of missing weights."""
+    with _reported(progress):
+        model, notes = cls.from_pretrained(
+            checkpoint.path,
+            dtype=dtype,
+            attn_implementation=attention,
+            quantization_config=_dequantizing(checkpoint),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            device_map=None if device is None else {"": device},
+        )
+    return model, sorted(notes["missing_keys"])
+
+
+def _loaded_by(
+    reader: WeightReader,
+    checkpoint: Checkpoint,
+    cls: type[PreTrainedModel],
+    dtype: torch.dtype,
+    attention: str,
+    progress: Progress,
+) -> tuple[PreTrainedModel, list[str], WeightOf]:
+    """The model, names of missing weights, and the stored form of the others."""
+    state: dict[str, torch.Tensor] = {}
+    quantized: dict[str, QuantizedWeight] = {}
+    for name, value in reader.read(dtype):
+        state[name] = dense(value)
+        if isinstance(value, QuantizedWeight):
+            quantized[name] = value
+        progress(len(state) / reader.num_tensors)
+    with _reported(lambda _fraction: None):
+        model, notes = cls.from_pretrained(
+            None,
+            config=checkpoint.config,
+            state_dict=state,
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+        )
+    reader.finish(model)
+    return model, sorted(notes["missing_keys"]), StoredForms(model, quantized) if quantized else plain_weight
 
 
 def _dequantizing(checkpoint: Checkpoint) -> FineGrainedFP8Config | None:

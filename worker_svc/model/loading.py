@@ -27,7 +27,7 @@ from worker_svc.model import architecture, attention, bundle, checkpoint, memory
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
-from worker_svc.model.fused.packed_linear import WeightOf, plain_weight
+from worker_svc.model.fused.packed_linear import WeightOf
 from worker_svc.model.row_model import RowModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -129,7 +129,7 @@ def choose_backend(settings: WorkerSettings, device: Device) -> str:
 
 def load(settings: WorkerSettings, device: Device, backend: str, progress: Progress) -> LoadedModel:
     """Load the checkpoint. Raises ConfigError saying what is wrong with it and what to do."""
-    torch.set_num_threads(settings.num_threads or container.num_processors())
+    torch.set_num_threads(settings.num_threads or container.num_compute_threads())
     device.use()
     log.info("--device %s: the model runs on %s with the backend %s", settings.device, device.describe(), backend)
     progress("checkpoint", 0.0)
@@ -143,14 +143,14 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
     fast = decoder_kernels(kernels) if settings.fuse else None
-    weight_of = _choose_weights(settings, dtype, fast)
+    rounded = _choose_weights(settings, found, dtype, fast)
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
 
     on_weights(0.0)
     where = _loaded_onto(device)
-    loaded = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
+    loaded, stored = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = RowModel(loaded, kernels)
@@ -161,7 +161,9 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     if fast is not None:
         fuse_tried(
-            model, Fusing(fast, calls, shape, cache_dtype, max_model_len, weight_of), found.text_config.vocab_size
+            model,
+            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored),
+            found.text_config.vocab_size,
         )
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)
@@ -199,11 +201,18 @@ def _loaded_onto(device: Device) -> torch.device | None:
     return device.torch_device
 
 
-def _choose_weights(settings: WorkerSettings, dtype: torch.dtype, fast: DecoderKernels | None) -> WeightOf:
-    """The form in which weights are packed. Raises ConfigError if it is requested and no kernel here supports it."""
+def _choose_weights(
+    settings: WorkerSettings, found: checkpoint.Checkpoint, dtype: torch.dtype, fast: DecoderKernels | None
+) -> WeightOf | None:
+    """How `--quantization` rounds weights, None if it does not. Raises ConfigError where that is not possible."""
     wanted = settings.quantization
     if wanted == "none":
-        return plain_weight
+        return None
+    if found.reader is not None and found.reader.is_quantized:
+        raise ConfigError(
+            f"--quantization {wanted} rounds unquantized weights, and those of {settings.model} are quantized: leave it out",
+            reason="QUANTIZATION_UNSUPPORTED",
+        )
     if fast is None:
         raise ConfigError(
             f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and Quire's "

@@ -5,6 +5,7 @@ may be another sequence's. Here the choice is fixed by `max_model_len`, in place
 the scaling's authors.
 """
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -37,3 +38,12 @@ def _fix(module: nn.Module, config: PreTrainedConfig, max_model_len: int, layer_
     extra = {} if layer_type is None else {"layer_type": layer_type}
     frequencies, _ = ROPE_INIT_FUNCTIONS[_KIND](config, buffer.device, seq_len=max_model_len, **extra)
     buffer.copy_(frequencies)
+
+
+def divide_frequencies(model: nn.Module, factors: torch.Tensor) -> None:
+    """Divide each frequency of every rotary module by its factor, as files of llama.cpp state Llama 3's scaling."""
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            buffer = getattr(module, name, None)
+            if isinstance(buffer, torch.Tensor):
+                buffer.div_(factors.to(buffer))

@@ -1,0 +1,1 @@
+"""Reads GGUF files, llama.cpp's format: configuration, tokenizer, chat template and weights in one file."""
