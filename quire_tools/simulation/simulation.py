@@ -20,13 +20,13 @@ from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.link import Link, SimulatedAnswer, SimulatedStream
 from quire_tools.simulation.record import Recorder
 from quire_tools.simulation.token_model import TokenModel
-from quire_tools.simulation.worker import SimulatedWorker
+from quire_tools.simulation.virtual_worker import VirtualWorker
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import QuireError
 
-NewWorker = Callable[[dict[str, Request], Callable[[str], None]], SimulatedWorker]
+NewWorker = Callable[[dict[str, Request], Callable[[str], None]], VirtualWorker]
 Connect = Callable[..., SimulatedStream]
 
 BLOCKED_S = 0.01
@@ -99,7 +99,7 @@ class Simulation:
         self._max_under_way = max_under_way
         self._requests: dict[str, Request] = dict(core.state.requests)
         self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
-        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests))
+        make = new_worker or (lambda requests, complain: VirtualWorker(tokens, requests))
         self._link: SimulatedStream = (connect or Link)(
             self._events,
             self,
