@@ -8,6 +8,7 @@ per token. Without tracing there is no cost.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from opentelemetry.trace import Status, StatusCode
@@ -18,14 +19,15 @@ from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from svc_common.observability import telemetry
 from svc_common.observability import trace_names as names
+from svc_common.percentiles import percentiles
 from svc_common.token_bucket import TokenBucket
 from worker_svc.shell.sequence_spans import StepClock, StepRows, Visits
-from worker_svc.shell.slow_steps import SlowSteps
 
 __all__ = ["StepClock", "StepSpans"]
 
 _COMINGS_PER_S = 10
 """Limit of step spans per second because a traced sequence was added or removed; else each request would make two."""
+_NUM_STEPS, _LEAST_STEPS, _NUM_FRESH = 512, 100, 64
 
 
 class StepSpans:
@@ -110,6 +112,24 @@ class StepSpans:
             span.set_attribute(names.ERROR_TYPE, result.error.reason)
             span.set_status(Status(StatusCode.ERROR, result.error.message))
         span.end(times.end_ns)
+
+
+class SlowSteps:
+    """Detects steps slower than the 99th percentile of the last 512, computed every 64 steps; none among the first 100."""
+
+    def __init__(self) -> None:
+        self._durations: deque[int] = deque(maxlen=_NUM_STEPS)
+        self._num_seen = 0
+        self._limit_ns: float | None = None
+
+    def observe(self, duration_ns: int) -> bool:
+        """Record a duration. Returns True if it exceeds the limit."""
+        is_slow = self._limit_ns is not None and duration_ns > self._limit_ns
+        self._durations.append(duration_ns)
+        self._num_seen += 1
+        if self._num_seen >= _LEAST_STEPS and (self._limit_ns is None or self._num_seen % _NUM_FRESH == 0):
+            self._limit_ns = percentiles(self._durations, (99,), observed=True)["p99"]
+        return is_slow
 
 
 def _attributes(outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> dict[str, int]:
