@@ -1,81 +1,20 @@
-"""A step's result read from the wire, by sequence name: in the core's terms, plus log probabilities and embeddings."""
+"""Read a step's result from the columns of a worker's message, by sequence name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import StepResult
+from scheduler_svc.worker_values import PromptRun, TokenExtras, Top
 from scheduler_svc.workers import row_failures
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 
 US_PER_S = 1_000_000
-Top = list[tuple[int, float]]
 NameOf = Callable[[int, int], str | None]
 """Maps row index and incarnation to the sequence's name; None for a row that is not known any more."""
-
-
-@dataclass(slots=True)
-class TokenExtras:
-    """Log probabilities (natural) of one sequence's tokens, and the top tokens at each position; empty = not asked for."""
-
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[Top] = field(default_factory=list)
-
-    def one(self, at: int) -> "TokenExtras":
-        """The extras of one token."""
-        return TokenExtras(self.logprobs[at : at + 1], self.tops[at : at + 1])
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRun:
-    """Log probabilities [n] of prompt tokens from position `start` >= 1 on, and the top tokens [n, k] at each."""
-
-    start: int
-    logprobs: NDArray[np.float32]
-    top_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class SampledColumns:
-    """Tokens by sequence name as columns: `counts` and `token_ids` are int32 bytes."""
-
-    names: tuple[str, ...]
-    counts: bytes
-    token_ids: bytes
-
-    @classmethod
-    def of(cls, tokens: Mapping[str, Sequence[int]]) -> "SampledColumns":
-        """Columns for a mapping of names to tokens."""
-        runs = tokens.values()
-        counts = wire_arrays.pack([len(run) for run in runs])
-        return cls(tuple(tokens), counts, wire_arrays.pack([token for run in runs for token in run]))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResult:
-    """A step's result by sequence name. `extras`: parallel to `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
-
-    `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings`
-    are the worker's. `plain`: the tokens, if `result` has them as a column; then there are no extras, prompts
-    or embeddings.
-    """
-
-    step_id: int
-    result: StepResult
-    extras: dict[str, TokenExtras]
-    num_computed_tokens: int
-    duration_ns: int
-    timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
-    prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
-    embeddings: dict[str, bytes] = field(default_factory=dict)
-    error: common_pb2.ErrorStatus | None = None
-    plain: SampledColumns | None = None
 
 
 @dataclass(slots=True)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.plain_rows import PlainRows
-from scheduler_svc.workers.result import RowResults, WorkerResult, read_embeddings, read_prompts, read_rows
-from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, RowSampling
+from scheduler_svc.workers.result import RowResults, read_embeddings, read_prompts, read_rows
+from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import Internal
