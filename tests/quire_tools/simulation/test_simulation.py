@@ -60,7 +60,7 @@ def test_asynchronous_plans_hide_the_way() -> None:
 
 
 def test_an_arrival_waits_for_the_step_under_way() -> None:
-    """Continuous batching: who comes during a step is in the next one."""
+    """Continuous batching: a request that arrives during a step is in the next one."""
     history = Simulation(core_of(), [ask("a", 0.0), ask("b", 0.5)], PseudoTokens(), COST).run()
     assert history.requests["b"].first_scheduled_s == 1.375
     assert history.requests["b"].first_token_s == 2.75

@@ -88,7 +88,7 @@ def test_a_screen_has_title_document_numbers_and_checks() -> None:
 
 
 def test_ctrl_c_ends_the_tour() -> None:
-    """It is nobody's verdict: the guide lets it through, so that stacks are stopped on the way."""
+    """It is no stop's verdict: the guide lets it through, so that stacks are stopped on the way."""
 
     def interrupted(stage: Stage) -> Screen:
         raise KeyboardInterrupt
