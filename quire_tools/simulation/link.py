@@ -57,7 +57,7 @@ class SimulatedStream(Protocol):
         """True if plans can be sent."""
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
 
     @property
@@ -127,7 +127,7 @@ class Link:
         return self._is_open
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
         return list(self._unanswered.values())
 

@@ -33,16 +33,16 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
     found = RowResults()
     rows = wire_arrays.unpack(message.rows, "rows")
     n = len(rows)
-    lives = wire_arrays.unpack(message.incarnations, "incarnations", length=n)
+    incarnations = wire_arrays.unpack(message.incarnations, "incarnations", length=n)
     counts = wire_arrays.unpack(message.num_tokens, "num_tokens", length=n, minimum=0)
     ids = wire_arrays.unpack(message.token_ids, "token_ids", length=int(counts.sum()), minimum=0).tolist()
     flags = wire_arrays.unpack(message.flags, "flags", wire_arrays.U8, length=n).tolist()
     logprobs = _logprobs(message, len(ids))
     tops = _tops(message.tops, len(ids)) if message.HasField("tops") else []
     start = 0
-    for row, life, count, flag in zip(rows.tolist(), lives.tolist(), counts.tolist(), flags, strict=True):
+    for row, incarnation, count, flag in zip(rows.tolist(), incarnations.tolist(), counts.tolist(), flags, strict=True):
         end = start + count
-        name = name_of(row, life)
+        name = name_of(row, incarnation)
         if name is not None and flag:
             found.failed[name] = row_failures.why(flag, message.mask_budget_ms)
         elif name is not None and count:
@@ -59,10 +59,10 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
 
 def _mask_times(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> Iterator[tuple[str, float]]:
     rows = wire_arrays.unpack(message.mask_rows, "mask_rows")
-    lives = wire_arrays.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
+    incarnations = wire_arrays.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
     times = wire_arrays.unpack(message.mask_us, "mask_us", length=len(rows), minimum=0)
-    for row, life, microseconds in zip(rows.tolist(), lives.tolist(), times.tolist(), strict=True):
-        name = name_of(row, life)
+    for row, incarnation, microseconds in zip(rows.tolist(), incarnations.tolist(), times.tolist(), strict=True):
+        name = name_of(row, incarnation)
         if name is not None:
             yield name, microseconds / US_PER_S
 
@@ -81,11 +81,11 @@ def _tops(message: worker_pb2.TopColumns, num_tokens: int) -> list[Top]:
 
 def _candidates(message: worker_pb2.CandidateColumns, name_of: NameOf) -> Iterator[tuple[str, Top]]:
     rows = wire_arrays.unpack(message.rows, "candidates.rows")
-    lives = wire_arrays.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
+    incarnations = wire_arrays.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
     counts = wire_arrays.unpack(message.counts, "candidates.counts", length=len(rows), minimum=0)
     runs = _pairs(counts, message.token_ids, message.logprobs, "candidates")
-    for row, life, run in zip(rows.tolist(), lives.tolist(), runs, strict=True):
-        name = name_of(row, life)
+    for row, incarnation, run in zip(rows.tolist(), incarnations.tolist(), runs, strict=True):
+        name = name_of(row, incarnation)
         if name is not None:
             yield name, run
 

@@ -36,7 +36,7 @@ class RowPlanner:
         self._rows: dict[str, Row] = {}
         self._repeating: set[str] = set()
         self._free = list(range(num_rows))
-        self._lives = [0] * num_rows
+        self._incarnations = [0] * num_rows
         self._known: dict[tuple[int, int], Row] = {}
         self._left: deque[tuple[int, tuple[int, int]]] = deque()
         self._open: dict[int, tuple[int, PlainRows | None]] = {}
@@ -122,11 +122,11 @@ class RowPlanner:
         if name in self._rows:
             raise Internal(f"plan adds {name}, which the worker holds and was not told to forget")
         if not self._free:
-            raise Internal(f"no row left for {name}: the plan runs more than {len(self._lives)} sequences")
+            raise Internal(f"no row left for {name}: the plan runs more than {len(self._incarnations)} sequences")
         index = heapq.heappop(self._free)
-        self._lives[index] += 1
+        self._incarnations[index] += 1
         row = self._rows[name] = Row(
-            name, index, self._lives[index], sampling, entry.num_children, len(entry.token_ids or ())
+            name, index, self._incarnations[index], sampling, entry.num_children, len(entry.token_ids or ())
         )
         self._known[index, row.incarnation] = row
         return row

@@ -115,7 +115,7 @@ class WireLink:
         return self._is_open
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans sent whose results did not come yet, oldest first."""
         return [plan for plan, _ in self._sent.values()]
 

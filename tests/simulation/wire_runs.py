@@ -106,7 +106,7 @@ def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple
         given.cost,
         seed=given.seed,
         faults=given.faults,
-        max_under_way=depth,
+        max_in_flight=depth,
         observer=transcript,
         connect=partial(WireLink, worker, limits.max_num_seqs, _sampling, complaints.append),
     )

@@ -78,12 +78,12 @@ class MaskTimes:
 
     def add(self, rows: IntArray, incarnations: IntArray, work: MaskWork) -> None:
         """Add one decode step. A row delays others by its share of the threads' time."""
-        for row, life in zip(rows.tolist(), incarnations.tolist(), strict=True):
+        for row, incarnation in zip(rows.tolist(), incarnations.tolist(), strict=True):
             cpu_ns = work.cpu_ns[row]
             self._total_ns += cpu_ns
             if cpu_ns > USUAL_NS:
                 beyond_ns = (cpu_ns - USUAL_NS) // work.num_threads
-                self._beyond_ns[row, life] = self._beyond_ns.get((row, life), 0) + beyond_ns
+                self._beyond_ns[row, incarnation] = self._beyond_ns.get((row, incarnation), 0) + beyond_ns
         if worker_pb2.ROW_FLAG_MASK_BUDGET in work.flags.values():
             self._budget_ms = work.budget_ms
 
@@ -94,7 +94,7 @@ class MaskTimes:
         if self._beyond_ns:
             places = sorted(self._beyond_ns)
             result.mask_rows = wire_arrays.pack([row for row, _ in places])
-            result.mask_incarnations = wire_arrays.pack([life for _, life in places])
+            result.mask_incarnations = wire_arrays.pack([incarnation for _, incarnation in places])
             result.mask_us = wire_arrays.pack([self._beyond_ns[place] // _NS_PER_US for place in places])
 
 

@@ -21,7 +21,7 @@ from svc_common.observability import telemetry
 from svc_common.observability import trace_names as names
 from svc_common.percentiles import percentiles
 from svc_common.token_bucket import TokenBucket
-from worker_svc.shell.sequence_spans import StepClock, StepRows, Visits
+from worker_svc.shell.sequence_spans import SequenceSpans, StepClock, StepRows
 
 __all__ = ["StepClock", "StepSpans"]
 
@@ -38,14 +38,14 @@ class StepSpans:
     ) -> None:
         self._tracing = tracing
         self._interval = interval
-        self._visits = Visits(tracing)
+        self._sequences = SequenceSpans(tracing)
         self._slow = SlowSteps()
         self._comings = TokenBucket(_COMINGS_PER_S, _COMINGS_PER_S, clock)
 
     @property
     def num_open(self) -> int:
         """Traced sequences on the worker."""
-        return len(self._visits)
+        return len(self._sequences)
 
     def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> None:
         """Record a step; `result` may be an error. A refused step changed no row: it opens and closes no sequence span."""
@@ -55,8 +55,12 @@ class StepSpans:
         changes_rows = result.error.status != InvalidArgument.status
         links: list[common_pb2.TraceContext] = []
         if changes_rows:
-            left = self._visits.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows")) if self._visits else []
-            if (self._visits.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
+            left = (
+                self._sequences.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows"))
+                if self._sequences
+                else []
+            )
+            if (self._sequences.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
                 self._comings.take(1)
                 cause = "joins_or_leaves"
             links = self._take_part(outputs, result, times, wants_links=bool(cause)) + left
@@ -65,7 +69,7 @@ class StepSpans:
 
     def end_all(self, why: str) -> None:
         """Close all spans at the end of the epoch or process."""
-        self._visits.end_all(why)
+        self._sequences.end_all(why)
 
     def _take_part(
         self,
@@ -76,11 +80,11 @@ class StepSpans:
         wants_links: bool,
     ) -> list[common_pb2.TraceContext]:
         """Count the step for its traced sequences. Returns their contexts if wanted."""
-        if not self._visits:
+        if not self._sequences:
             return []
         rows = StepRows.of(outputs, result)
-        self._visits.count(outputs, result, rows, times)
-        return self._visits.traces_of(rows.computed) if wants_links else []
+        self._sequences.count(outputs, result, rows, times)
+        return self._sequences.traces_of(rows.computed) if wants_links else []
 
     def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> str:
         """Reason for a span of the step; empty if only an added or removed sequence could justify one."""

@@ -11,7 +11,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import SequenceTokens
-from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
@@ -133,7 +133,7 @@ async def test_one_message_carries_everything_new() -> None:
     """Cursor, not queue: however many steps passed since the last write, the next message has one run per request."""
     readiness = Readiness()
     book = RequestBook(SchedulerSettings(), RequestSpans(telemetry.setup("scheduler")), monotonic_ns)
-    frontend, attachment = FrontendTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
+    frontend, attachment = GatewayTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
     message = engine_pb2.Submit(handle=1, request_id="r", token_ids=wire_arrays.pack(PROMPT))
     message.sampling.top_p, message.stop.max_tokens = 1.0, 10**6
     frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
