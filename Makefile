@@ -22,7 +22,7 @@ PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
 # Compiles the CPU kernels for wheels (deploy/kernels.py); 100 MB that nothing else needs.
 ZIG := .venv/.ziglang
 COMPOSE ?= docker compose
-# Node is not everybody's: without it buf and the tests of Node clients are skipped, except where NEED_NODE or CI says true.
+# Node is optional: without it buf and the tests of Node clients are skipped, except where NEED_NODE or CI says true.
 NODE_TOOLS := .venv/node/tools/.installed
 NODE_EXAMPLE := .venv/node/example/.installed
 NPM_FLAGS := --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=1 --fetch-retry-mintimeout=1000

@@ -33,7 +33,7 @@ from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import Timelines
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import WorkerResult
 
 BUFFERS = ("steps", "decisions", "recording")
 _PROMPT, _OUTPUT = 128, 64

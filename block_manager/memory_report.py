@@ -69,20 +69,20 @@ class MemoryReport:
 
 
 def paged_memory(
-    sequences: Iterable[HeldSequence], block_size: int, *, nobodys_blocks: Collection[Hashable] = ()
+    sequences: Iterable[HeldSequence], block_size: int, *, placeholders: Collection[Hashable] = ()
 ) -> PagedMemory:
-    """Count the tables. `nobodys_blocks`: placeholders without cost, such as the null block of a sliding window.
+    """Count the tables. `placeholders`: placeholders without cost, such as the null block of a sliding window.
 
     A block that occurs twice in a table counts once.
     """
     distinct: set[Hashable] = set()
     last_blocks: dict[Hashable, int] = {}
     num_sequences = num_tokens = num_logical = worst = 0
-    nobodys = frozenset(nobodys_blocks)
+    free_of_cost = frozenset(placeholders)
     for sequence in sequences:
         if not sequence.blocks:
             continue
-        own = set(sequence.blocks) - nobodys
+        own = set(sequence.blocks) - free_of_cost
         room = len(sequence.blocks) * block_size
         waste = max(0, room - sequence.num_tokens)
         last = sequence.blocks[-1]

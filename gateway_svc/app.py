@@ -23,7 +23,7 @@ from gateway_svc.access.listeners import Listeners
 from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
-from gateway_svc.calls import Callers, CallIntake, EverybodyIsTheDefaultTenant
+from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.embedder import Embedder
@@ -81,7 +81,7 @@ def _callers(settings: GatewaySettings) -> Callers:
             "no --tenants: every client that reaches %s may call everything, including the admin API",
             settings.host,
         )
-    return EverybodyIsTheDefaultTenant()
+    return DefaultTenantOnly()
 
 
 class _Gateway:

@@ -89,7 +89,7 @@ class FreeTerms:
 
 
 class ClientGone(Exception):
-    """The client closed the connection, so there is no one to answer."""
+    """The client closed the connection, so no answer can be delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +138,18 @@ class Callers(Protocol):
         """Reload the known callers now."""
 
 
-class EverybodyIsTheDefaultTenant:
+class DefaultTenantOnly:
     """Callers when no keys are configured: every caller is the default tenant and an administrator.
 
     `x-tenant-id` is ignored, since nothing authenticates it.
     """
 
     def __init__(self) -> None:
-        self._everybody = Caller(is_admin=True)
+        self._caller = Caller(is_admin=True)
 
     def of(self, metadata: Mapping[str, str]) -> Caller:
         """Return the default tenant."""
-        return self._everybody
+        return self._caller
 
     async def run(self) -> None:
         """Wait until cancelled."""

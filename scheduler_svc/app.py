@@ -21,7 +21,7 @@ from scheduler_svc.admin.load import LoadReport
 from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
 from scheduler_svc.admin.service import AdminParts, AdminService
 from scheduler_svc.gateways.engine_service import EngineServicer
-from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.loop.step_loop import StepLoop
 from scheduler_svc.observe.cost_feedback import CostFeedback
 from scheduler_svc.observe.explanations import Explanations
@@ -134,7 +134,7 @@ class _SchedulerService:
         )
         self._metrics_server = MetricsServer(self._metrics.registry)
         call_later = asyncio.get_running_loop().call_later
-        self._frontends = FrontendTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
+        self._gateways = GatewayTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
         self._health = health_aio.HealthServicer()
         self._health_task: asyncio.Task[None] | None = None
         self._server, self._admin_server = self._peers.server(GATEWAY), self._peers.server(GATEWAY, OPERATOR)
@@ -188,7 +188,7 @@ class _SchedulerService:
         await self._server.start()
 
     def _add_services(self) -> None:
-        engine = EngineServicer(self._frontends, self._readiness, self._identity, self.admin_address)
+        engine = EngineServicer(self._gateways, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
         calls = AdapterCalls(self._adapters)
         admin = AdminParts(
@@ -234,7 +234,7 @@ class _SchedulerService:
 
     async def stop(self) -> None:
         """Close gateway streams, drain the servers, release the workers, and flush telemetry."""
-        self._frontends.close_all()
+        self._gateways.close_all()
         self._metrics_server.close()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
         await asyncio.gather(*(lane.close() for lane in self._lanes))

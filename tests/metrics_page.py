@@ -32,7 +32,7 @@ Made by `python -m tests.metrics_page --write` from the definitions that the ser
 
 Each service has Prometheus metrics of its own. `quire up` chooses free ports for scheduler and workers and prints them
 (`metrics=`); a service that is started alone has the port given here, 0 = any free one. With certificates (`--peer-*`)
-scheduler and worker answer whoever shows one of the same CA, as health does; Prometheus' `tls_config` needs `ca_file`,
+scheduler and worker answer any client with a certificate of the same CA, as health does; Prometheus' `tls_config` needs `ca_file`,
 `cert_file`, `key_file` and `server_name: scheduler` (or `worker`). Without, plain text leaves the machine only with
 `--insecure`. Everything beside `/metrics` is 404. A scrape reads what a service's event loop owns on that loop, some dozens of
 requests at a time, so that a long queue does not hold a step up; the answer is written beside it.

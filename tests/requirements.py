@@ -125,7 +125,7 @@ def _documented(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def collect(root: Path = ROOT) -> dict[int, list[Mention]]:
-    """Who names which number, in the files tests/**/test_*.py below `root`."""
+    """Which tests name which number, in the files tests/**/test_*.py below `root`."""
     found: dict[int, list[Mention]] = {}
     for path in sorted((root / "tests").rglob("test_*.py")):
         name_of = path.relative_to(root).as_posix()

@@ -19,7 +19,7 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.worker_values import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 
 BLOCK = 16

@@ -5,7 +5,7 @@ import grpc from "@grpc/grpc-js";
 import { decodeDetail } from "./protos.mjs";
 
 // `code` is gRPC's; `reason` a stable word ("INVALID_FIELD", "PROMPT_TOO_LONG"); `violations` the fields at fault; `retryAfterMs`
-// when to come again. Without `fromQuire` nobody answered: the connection broke, or the deadline passed on this side.
+// when to come again. Without `fromQuire` there was no answer: the connection broke, or the deadline passed on this side.
 export class QuireError extends Error {
   constructor(error) {
     super(error.details || error.message, { cause: error });

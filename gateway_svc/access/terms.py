@@ -57,7 +57,7 @@ class TenantTerms:
         """Cache salt of its prompts' blocks: equal for two tenants only if both share.
 
         Hashed, because the requested salt may already have the scheduler's maximum length. The first letter
-        keeps shared and private salts apart, since anyone can compute the hash of another tenant's name.
+        keeps shared and private salts apart, since any tenant can compute the hash of another's name.
         """
         if self._limits.shared_cache:
             return f"s{_digest(asked)}" if asked else ""

@@ -36,8 +36,7 @@ from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
 from scheduler_svc.requests.submission import parse, to_core
-from scheduler_svc.workers.result import WorkerResult
-from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import AlreadyExists, FailedPrecondition, Internal, QuireError

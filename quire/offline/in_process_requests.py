@@ -7,7 +7,7 @@ from quire.offline.in_process_request import InProcessRequest
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens
 from scheduler_svc.requests.choice_output import Ending
 from scheduler_svc.requests.sequence_errors import sequence_error
-from scheduler_svc.workers.result import PromptRun, TokenExtras
+from scheduler_svc.worker_values import PromptRun, TokenExtras
 from svc_common.errors import QuireError
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from gateway_svc.lab.source import RECORDING, About, LabEpisode, Step, Tell, Why
 from gateway_svc.lab.tables import TableChanges, Tables
 from quire_tools.lab import moments
-from quire_tools.lab.course import RecordingIndex, ReplayStart
+from quire_tools.lab.recording_index import RecordingIndex, ReplayStart
 from quire_tools.lab.running import RunningReplay
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe import timelines
@@ -28,14 +28,14 @@ class RecordedLabSource:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._course = RecordingIndex(recording)
+        self._index = RecordingIndex(recording)
         self._reading: _SteppedReplay | None = None
         self._one_at_a_time = asyncio.Lock()
-        _check(recording, self._course)
+        _check(recording, self._index)
 
     async def about(self) -> About:
         """See LabSource."""
-        return About(RECORDING, self._recording.path.name, VERSION, False, self._course.overview)
+        return About(RECORDING, self._recording.path.name, VERSION, False, self._index.overview)
 
     async def steps(self, since: int, limit: int) -> list[Step]:
         """See LabSource; each with its snapshot."""
@@ -48,21 +48,21 @@ class RecordedLabSource:
     async def why(self, request_id: str, tenant: str, *, needs: bool) -> Why:
         """See LabSource; without counterfactuals, for which `quire replay --set` is used."""
         core_id = f"{tenant}:{request_id}" if tenant else request_id
-        if core_id not in self._course.timelines:
+        if core_id not in self._index.timelines:
             raise NotFound(
                 f"request {request_id} is not in this recording",
                 reason="UNKNOWN_REQUEST",
                 resource_type="request",
                 resource_name=request_id,
             )
-        return Why(core_id, [_episode(episode) for episode in self._course.timelines.episodes(core_id)])
+        return Why(core_id, [_episode(episode) for episode in self._index.timelines.episodes(core_id)])
 
     def _read(self, since: int, limit: int) -> list[Step]:
-        first = self._course.overview.step[0]
+        first = self._index.overview.step[0]
         since = max(since, first)
         if self._reading is None or not self._reading.can_go_on(since):
-            place = bisect.bisect_right(self._course.starts, since, key=attrgetter("first_step"))
-            self._reading = _SteppedReplay(self._recording, self._course.starts[max(0, place - 1)], since)
+            place = bisect.bisect_right(self._index.starts, since, key=attrgetter("first_step"))
+            self._reading = _SteppedReplay(self._recording, self._index.starts[max(0, place - 1)], since)
         return self._reading.read(since, limit)
 
 
@@ -121,14 +121,14 @@ class _SteppedReplay(RunningReplay):
             self._steps[step.step] = step, self._steps[step.step][1]
 
 
-def _check(recording: Recording, course: RecordingIndex) -> None:
-    found = course.report.first_difference
+def _check(recording: Recording, index: RecordingIndex) -> None:
+    found = index.report.first_difference
     if found is not None:
         raise ConfigError(
             f"{recording.path}: step {found.step} cannot be replayed as recorded; `quire replay` says more",
             reason="ALTERED",
         )
-    if not course.overview.step:
+    if not index.overview.step:
         raise ConfigError(f"{recording.path} has no steps", reason="EMPTY")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway_svc.calls import EverybodyIsTheDefaultTenant
+from gateway_svc.calls import DefaultTenantOnly
 from gateway_svc.http.server import HttpServer
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
@@ -19,7 +19,7 @@ async def serve(source: LabSource, port: int, on_ready: Callable[[str], None], s
 
     Raises ConfigError for a port in use.
     """
-    server = HttpServer(LabGuard(lab_app(source), EverybodyIsTheDefaultTenant()), _GRACE_S)
+    server = HttpServer(LabGuard(lab_app(source), DefaultTenantOnly()), _GRACE_S)
     bound = server.bind(HOST, port, option="--port")
     try:
         with stop_on_signals(stop):

@@ -32,7 +32,7 @@ class RecordedRequest:
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _PlanInFlight:
     plan: StepPlan
     planned_at: float
 
@@ -53,7 +53,7 @@ class Observed:
     overheads: list[float] = field(default_factory=list)
     _recorder: Recorder | None = None
     _block_size: int = 1
-    _under_way: dict[int, _UnderWay] = field(default_factory=dict)
+    _in_flight: dict[int, _PlanInFlight] = field(default_factory=dict)
     _free_at: dict[int, float] = field(default_factory=dict)
     _result_at: float | None = None
     _core: Scheduler | None = None
@@ -65,9 +65,9 @@ class Observed:
         return self._recorder.history
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight at the end."""
-        return [sent.plan for sent in self._under_way.values()]
+        return [sent.plan for sent in self._in_flight.values()]
 
     @property
     def overhead_s(self) -> float:
@@ -111,7 +111,7 @@ class Observed:
         if not plan.is_empty:
             if self._result_at is not None:
                 self.gaps.append(at - self._result_at)
-            self._under_way[plan.step] = _UnderWay(plan, at)
+            self._in_flight[plan.step] = _PlanInFlight(plan, at)
         self._result_at = None
 
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
@@ -119,7 +119,7 @@ class Observed:
         assert self._recorder is not None and self._core is not None
         step = event.result.step if isinstance(event, Returned) else event.step
         at = event.now if isinstance(event, Returned) and event.now is not None else event.at
-        sent = self._under_way.pop(step, None)
+        sent = self._in_flight.pop(step, None)
         plan = StepPlan(step, 0) if sent is None else sent.plan
         started = at if sent is None else max(sent.planned_at, self._free_at.get(plan.lane, sent.planned_at))
         self._free_at[plan.lane] = at
@@ -149,8 +149,8 @@ class Observed:
 
     def lost_worker(self, lane: int | None) -> None:
         """See `Watcher`."""
-        gone = [step for step, sent in self._under_way.items() if lane is None or sent.plan.lane == lane]
+        gone = [step for step, sent in self._in_flight.items() if lane is None or sent.plan.lane == lane]
         for step in gone:
-            del self._under_way[step]
+            del self._in_flight[step]
         self._free_at.clear()
         self._result_at = None

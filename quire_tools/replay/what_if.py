@@ -73,9 +73,9 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
         tokens,
         fit.model,
         start_s=start.now,
-        under_way=start.under_way,
+        in_flight=start.in_flight,
         worker_per_lane=start.core.has_worker_per_lane,
-        max_under_way=segments[0].about.get("max_under_way"),
+        max_in_flight=segments[0].about.get("max_under_way"),
     ).run()
     predicted = _joined(start.past, run)
     came = [name for name, visit in life.visits.items() if visit.is_whole]
@@ -141,7 +141,7 @@ class _Start:
         self.rest: list[Event] = rest
         self.past = observed.history
         self.history = replayer.report.history
-        self.under_way = observed.under_way
+        self.in_flight = observed.in_flight
         at_once = _merged(change.values for change in wanted if change.step is None or change.step <= self.from_step)
         self.later = [change for change in wanted if change.step is not None and change.step > self.from_step]
         if policy is None:
@@ -149,7 +149,7 @@ class _Start:
             changes.apply(self.core, at_once)
         else:
             self.core = _moved(replayer.core, policy, at_once)
-            self.under_way = []
+            self.in_flight = []
 
 
 def _merged(values: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -33,14 +33,14 @@ class SimulatedCache:
         self._powers = _powers(_FIRST_POWERS)
         # Per row: incarnation, computed tokens and their hash after its last step. Used only to check
         # contents, never to draw.
-        self._lives = np.zeros(0, np.int32)
+        self._incarnations = np.zeros(0, np.int32)
         self._ends = np.zeros(0, np.int32)
         self._contents = np.zeros(0, np.uint64)
         self._remember_room(1)
 
     def clear(self) -> None:
         """Clear all contents."""
-        self._lives[:] = -1
+        self._incarnations[:] = -1
         self._device[:] = 0
         self._host[:] = 0
 
@@ -104,7 +104,7 @@ class SimulatedCache:
         """The hash of each row's computed tokens: as remembered, or recomputed for a row added with computed tokens."""
         self._remember_room(len(rows.occupied))
         at = batch.rows
-        new = (self._lives[at] != rows.incarnations[at]) | (self._ends[at] != batch.starts)
+        new = (self._incarnations[at] != rows.incarnations[at]) | (self._ends[at] != batch.starts)
         expected = np.where(batch.starts > 0, self._contents[at], np.uint64(0))
         for i in np.flatnonzero(new & (batch.starts > 0)).tolist():
             expected[i] = self.content_of(rows.token_ids[at[i], : batch.starts[i]])
@@ -112,13 +112,13 @@ class SimulatedCache:
         return expected + np.where(new, adapters * batch.starts.astype(np.uint64), np.uint64(0))
 
     def _remember(self, rows: RowTable, batch: StepBatch, content: U64Array) -> None:
-        self._lives[batch.rows] = rows.incarnations[batch.rows]
+        self._incarnations[batch.rows] = rows.incarnations[batch.rows]
         self._ends[batch.rows] = batch.starts + batch.counts
         self._contents[batch.rows] = content
 
     def _remember_room(self, num_rows: int) -> None:
-        if num_rows > len(self._lives):
-            self._lives = np.full(num_rows, -1, np.int32)
+        if num_rows > len(self._incarnations):
+            self._incarnations = np.full(num_rows, -1, np.int32)
             self._ends = np.zeros(num_rows, np.int32)
             self._contents = np.zeros(num_rows, np.uint64)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from quire_tools.simulation.cost_model import CostModel, StepShape
 from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.faults import Faults
-from quire_tools.simulation.worker import SimulatedWorker
+from quire_tools.simulation.virtual_worker import VirtualWorker
 from scheduler_svc.core.plan import StepPlan, StepResult
 
 _SPARE_RESULTS = 2
@@ -57,7 +57,7 @@ class SimulatedStream(Protocol):
         """True if plans can be sent."""
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
 
     @property
@@ -75,7 +75,7 @@ class _Process:
     `workers`: by lane, if each has its own; else one at lane 0.
     """
 
-    workers: dict[int, SimulatedWorker] = field(default_factory=dict)
+    workers: dict[int, VirtualWorker] = field(default_factory=dict)
     last_accepted: int = 0
     held: OrderedDict[int, SimulatedAnswer] = field(default_factory=OrderedDict)
     lost: int = 0
@@ -90,7 +90,7 @@ class Link:
         self,
         events: EventQueue,
         scheduling: Scheduling,
-        new_worker: Callable[[], SimulatedWorker],
+        new_worker: Callable[[], VirtualWorker],
         cost: CostModel,
         faults: Faults,
         rng: random.Random,
@@ -127,7 +127,7 @@ class Link:
         return self._is_open
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
         return list(self._unanswered.values())
 
@@ -218,7 +218,7 @@ class Link:
         self._scheduling.on_answer(answer)
         self._worker_of(answer.plan).told(answer.plan.step, self._last_planned)
 
-    def _worker_of(self, plan: StepPlan) -> SimulatedWorker:
+    def _worker_of(self, plan: StepPlan) -> VirtualWorker:
         lane = plan.lane if self._worker_per_lane else 0
         if lane not in self._process.workers:
             self._process.workers[lane] = self._new_worker()

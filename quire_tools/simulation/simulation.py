@@ -20,13 +20,13 @@ from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.link import Link, SimulatedAnswer, SimulatedStream
 from quire_tools.simulation.record import Recorder
 from quire_tools.simulation.token_model import TokenModel
-from quire_tools.simulation.worker import SimulatedWorker
+from quire_tools.simulation.virtual_worker import VirtualWorker
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from svc_common.errors import QuireError
 
-NewWorker = Callable[[dict[str, Request], Callable[[str], None]], SimulatedWorker]
+NewWorker = Callable[[dict[str, Request], Callable[[str], None]], VirtualWorker]
 Connect = Callable[..., SimulatedStream]
 
 BLOCKED_S = 0.01
@@ -61,8 +61,8 @@ class Observer(Protocol):
 class Simulation:
     """One run. `core` may have requests already (restored from a snapshot taken at `start_s`).
 
-    `under_way`: plans in flight at that time. `worker_per_lane`: lanes are data-parallel ranks.
-    `max_under_way`: most plans in flight, None = as many as the core allows. `new_worker(requests,
+    `in_flight`: plans in flight at that time. `worker_per_lane`: lanes are data-parallel ranks.
+    `max_in_flight`: most plans in flight, None = as many as the core allows. `new_worker(requests,
     complain)`: makes the worker of an epoch; default: one that draws tokens and keeps no blocks. `connect`:
     makes another stream than `Link`, with the same parameters. `until_s`: end of the run, unless all requests
     end earlier.
@@ -79,9 +79,9 @@ class Simulation:
         faults: Faults | None = None,
         start_s: float = 0.0,
         until_s: float = math.inf,
-        under_way: Iterable[StepPlan] = (),
+        in_flight: Iterable[StepPlan] = (),
         worker_per_lane: bool = False,
-        max_under_way: int | None = None,
+        max_in_flight: int | None = None,
         observer: Observer | None = None,
         new_worker: NewWorker | None = None,
         connect: Connect | None = None,
@@ -96,10 +96,10 @@ class Simulation:
         self._is_dry = False
         self._num_fruitless = 0
         self._cost = cost
-        self._max_under_way = max_under_way
+        self._max_in_flight = max_in_flight
         self._requests: dict[str, Request] = dict(core.state.requests)
         self._recorder = Recorder(self._requests.values(), start_s, core.state.limits.block_size)
-        make = new_worker or (lambda requests, complain: SimulatedWorker(tokens, requests))
+        make = new_worker or (lambda requests, complain: VirtualWorker(tokens, requests))
         self._link: SimulatedStream = (connect or Link)(
             self._events,
             self,
@@ -111,7 +111,7 @@ class Simulation:
             block_size=core.state.limits.block_size,
             worker_per_lane=worker_per_lane,
         )
-        for plan in under_way:
+        for plan in in_flight:
             self._link.send(plan)
         for arrival in arrivals:
             self._events.at(arrival.at_s, partial(self._arrive, arrival))
@@ -131,9 +131,9 @@ class Simulation:
         return history
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
-        return self._link.under_way
+        return self._link.in_flight
 
     @property
     def num_rows(self) -> int:
@@ -154,7 +154,7 @@ class Simulation:
             return
         if not (core.has_unfinished or core.has_endings_to_tell):
             return
-        if self._max_under_way is not None and len(self._link.under_way) >= self._max_under_way:
+        if self._max_in_flight is not None and len(self._link.in_flight) >= self._max_in_flight:
             return
         plans = core.schedule(self._clock)
         if not plans:
@@ -168,7 +168,7 @@ class Simulation:
         if not self._is_dry:
             self._busy_until = now + self._cost.schedule_s
             self._events.at(self._busy_until, _nothing)
-        elif not self._link.under_way and core.has_unfinished:
+        elif not self._link.in_flight and core.has_unfinished:
             self._retry()
 
     def _retry(self) -> None:

@@ -39,7 +39,7 @@ class CompletedStop:
         """What is printed above the verdict."""
         if self.screen is not None:
             return self.screen.picture()
-        return Rule(f"{self.stop.summary}  ({' '.join(self.stop.requirements)})", align="left", style="red")
+        return Rule(self.stop.summary, align="left", style="red")
 
 
 @dataclass(frozen=True, slots=True)

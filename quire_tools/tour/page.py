@@ -26,7 +26,7 @@ pre {{ font: 13px/1.25 "DejaVu Sans Mono", Menlo, Consolas, monospace; backgroun
 <body>
 <h1>Quire: the tour</h1>
 <p>Each screen was drawn from a running stack of gateway, scheduler and worker.
-The R numbers are the requirements that it is about.</p>
+Behind its title is the document that explains it.</p>
 <nav><ol>
 {contents}
 </ol></nav>

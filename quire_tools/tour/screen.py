@@ -1,4 +1,4 @@
-"""The screen of a stop: a picture, numbers with their requirements, and the checks that decide its verdict."""
+"""The screen of a stop: a picture, numbers, and the checks that decide its verdict."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number shown, read from the stack or computed from what was read.
-
-    `requirement`: the requirement it is about, such as "R209".
-    """
+    """A number shown, read from the stack or computed from what was read."""
 
     what: str
     value: int | float | str
-    requirement: str = ""
 
     @property
     def text(self) -> str:
@@ -55,11 +51,11 @@ class Scene:
 class Screen:
     """One page of at most WIDTH x HEIGHT: `parts` from top to bottom (a string is a paragraph), then numbers, then checks.
 
-    `drawings`: SVG elements that the HTML page shows below it.
+    `page`: the document that explains it. `drawings`: SVG elements that the HTML page shows below it.
     """
 
     title: str
-    requirements: Sequence[str]
+    page: str
     parts: Sequence[RenderableType]
     checks: Sequence[Check]
     numbers: Sequence[Number] = ()
@@ -79,7 +75,7 @@ class Screen:
 
     def picture(self) -> RenderableType:
         """Everything but the verdict."""
-        head = Rule(f"{self.title}  ({' '.join(self.requirements)})", align="left", style="cyan")
+        head = Rule(f"{self.title}  ({self.page})", align="left", style="cyan")
         numbers = [_number_table(self.numbers)] if self.numbers else []
         return _Sections([[head, *self.parts[:1]], self.parts[1:], numbers, [_check_table(self.checks)]])
 
@@ -101,11 +97,14 @@ class _Sections:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A stop of the tour. `show` drives a stack of the stage and returns what it saw; an error fails the stop."""
+    """A stop of the tour. `page`: the document that explains it, with its section.
+
+    `show` drives a stack of the stage and returns what it saw; an error fails the stop.
+    """
 
     name: str
     summary: str
-    requirements: tuple[str, ...]
+    page: str
     show: Callable[[Stage], Screen]
 
 
@@ -116,7 +115,7 @@ Seen = TypeVar("Seen")
 def declared(
     name: str,
     summary: str,
-    requirements: tuple[str, ...],
+    page: str,
     *,
     title: str,
     text: str,
@@ -134,9 +133,9 @@ def declared(
     def show(stage: Stage) -> Screen:
         seen = observe(stage)
         parts = [*([text] if text else []), *picture(seen)]
-        return Screen(title, requirements, parts, checks(seen), numbers(seen), drawings(seen))
+        return Screen(title, page, parts, checks(seen), numbers(seen), drawings(seen))
 
-    return Stop(name, summary, requirements, show)
+    return Stop(name, summary, page, show)
 
 
 def all_free(pool: Mapping[str, int]) -> Check:
@@ -150,9 +149,8 @@ def _number_table(numbers: Sequence[Number]) -> Table:
     for _ in range(2):
         table.add_column(max_width=34)
         table.add_column(justify="right", style="bold")
-        table.add_column(style="cyan", no_wrap=True)
     rows = (len(numbers) + 1) // 2
-    cells = [(number.what, number.text, number.requirement) for number in numbers] + [("", "", "")]
+    cells = [(number.what, number.text) for number in numbers] + [("", "")]
     for left, right in zip(cells[:rows], cells[rows : 2 * rows], strict=True):
         table.add_row(*left, *right)
     return table

@@ -30,8 +30,8 @@ def ignored(stack: TourStack) -> Scene:
         f"`huge`: a prompt of {_TOO_LARGE} tokens",
         pictures.timetable(step_facts.fitting(seen.steps, TIMETABLE_WIDTH), seen.names),
         [
-            Number("ignored: steps that `huge` is in", len(starts["huge"]), "R51"),
-            Number("ignored: steps until `next` starts", gap, "R50"),
+            Number("ignored: steps that `huge` is in", len(starts["huge"])),
+            Number("ignored: steps until `next` starts", gap),
         ],
         [
             Check(
@@ -60,8 +60,8 @@ def adapter_slots(stack: TourStack) -> Scene:
         f"max_loras={_MAX_LORAS}: a, b, c have adapters, d has none",
         pictures.timetable(step_facts.fitting(seen.steps, TIMETABLE_WIDTH), seen.names),
         [
-            Number("adapters: most in one step", most, "R53"),
-            Number("adapters: steps from d to c", starts["c"] - starts["d"], "R53"),
+            Number("adapters: most in one step", most),
+            Number("adapters: steps from d to c", starts["c"] - starts["d"]),
         ],
         [
             Check(

@@ -1,6 +1,6 @@
 """AdminService of the scheduler, on its own port: steps, blocks, explanations, recordings, load and policy changes.
 
-Methods take raw bytes and parse them inside (`svc_common.net.parsing`).
+Methods take raw bytes and parse them inside (`svc_common.net.malformed`).
 """
 
 import inspect
@@ -32,7 +32,7 @@ from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.errors import InvalidArgument, Unavailable
 from svc_common.net import rpc
-from svc_common.net.parsing import parse
+from svc_common.net.malformed import parse
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name

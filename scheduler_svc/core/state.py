@@ -10,7 +10,7 @@ from scheduler_svc.core.parts.output_lengths import OutputLengths
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import GroupQueue
 from scheduler_svc.core.parts.slow_masks import SlowMasks
-from scheduler_svc.core.parts.tenant_accounts import NobodyCounts, ServiceAccount
+from scheduler_svc.core.parts.tenant_accounts import NoTenantAccounts, ServiceAccount
 from scheduler_svc.core.plan import EndedSequence
 from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
@@ -47,7 +47,7 @@ class CoreState:
     lengths: OutputLengths = field(default_factory=OutputLengths)
     costs: CostBook = field(default_factory=CostBook)
     masks: SlowMasks = field(default_factory=SlowMasks)
-    account: ServiceAccount = field(default_factory=NobodyCounts)
+    account: ServiceAccount = field(default_factory=NoTenantAccounts)
     running: list[Group] = field(default_factory=list)
     swapped: list[Group] = field(default_factory=list)
     requests: dict[str, Request] = field(default_factory=dict)

@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
-from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
-from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.gateways.gateway_stream import AttachedGateway, GatewayStream
+from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.gateways.output_messages import held_message
 from scheduler_svc.readiness import Readiness
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
@@ -26,9 +26,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     """The methods Attach and GetModelBundle. `admin_address`: HOST:PORT sent to gateways."""
 
     def __init__(
-        self, frontends: FrontendTable, readiness: Readiness, identity: rpc.Identity, admin_address: str
+        self, gateways: GatewayTable, readiness: Readiness, identity: rpc.Identity, admin_address: str
     ) -> None:
-        self._frontends = frontends
+        self._gateways = gateways
         self._readiness = readiness
         self._identity = identity
         self._admin_address = admin_address
@@ -39,23 +39,23 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         """Serve one gateway's stream: at most one outstanding write, with everything new in each message."""
         async with rpc.errors_to_status(context):
             hello = await _read_hello(request_iterator)
-            frontend, attachment = self._frontends.attach(hello.frontend_id)
-            reader = asyncio.create_task(_read(request_iterator, frontend, attachment))
+            gateway, stream = self._gateways.attach(hello.frontend_id)
+            reader = asyncio.create_task(_read(request_iterator, gateway, stream))
             try:
-                yield self._welcome(frontend)
+                yield self._welcome(gateway)
                 while True:
-                    await attachment.wake.wait()
-                    attachment.wake.clear()
-                    if attachment.error is not None:
-                        raise attachment.error
-                    if attachment.over:
+                    await stream.wake.wait()
+                    stream.wake.clear()
+                    if stream.error is not None:
+                        raise stream.error
+                    if stream.over:
                         return
-                    message = frontend.collect()
+                    message = gateway.collect()
                     if message is not None:
                         yield message
             finally:
                 reader.cancel()
-                self._frontends.detach(frontend, attachment)
+                self._gateways.detach(gateway, stream)
 
     async def GetModelBundle(
         self, request: engine_pb2.GetModelBundleRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -78,15 +78,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             for start in range(0, len(bundle), BUNDLE_CHUNK_BYTES):
                 yield engine_pb2.GetModelBundleResponse(chunk=bundle[start : start + BUNDLE_CHUNK_BYTES])
 
-    def _welcome(self, frontend: Frontend) -> engine_pb2.EngineMessage:
-        held = [held_message(handle, live) for handle, live in frontend.held.items()]
+    def _welcome(self, gateway: AttachedGateway) -> engine_pb2.EngineMessage:
+        held = [held_message(handle, live) for handle, live in gateway.held.items()]
         welcome = engine_pb2.Welcome(
             identity=self._identity.message(),
             limits=self._readiness.limits,
             held=held,
             state=self._readiness.state(),
             admin_address=self._admin_address,
-            queue=self._frontends.queue(),
+            queue=self._gateways.queue(),
         )
         return engine_pb2.EngineMessage(welcome=welcome)
 
@@ -103,16 +103,16 @@ async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> en
 
 
 async def _read(
-    messages: AsyncIterator[engine_pb2.FrontendMessage], frontend: Frontend, attachment: Attachment
+    messages: AsyncIterator[engine_pb2.FrontendMessage], gateway: AttachedGateway, stream: GatewayStream
 ) -> None:
-    """Pass the gateway's messages to its frontend; the stream's end or a malformed message closes the attachment."""
+    """Pass a stream's messages to its gateway; its end or a malformed message closes it."""
     try:
         async for message in messages:
-            if attachment.over:
+            if stream.over:
                 return
-            frontend.receive(message)
-        attachment.close()
+            gateway.receive(message)
+        stream.close()
     except InvalidArgument as error:
-        attachment.close(error)
+        stream.close(error)
     except Exception as error:
-        attachment.close(rpc.hide(error))
+        stream.close(rpc.hide(error))

@@ -31,8 +31,8 @@ MAX_CONFIRMED_BYTES = 8 * 2**20
 
 
 @dataclass(slots=True, eq=False)
-class Attachment:
-    """One stream of a frontend. `wake`: there is something to write, or it is over. `error`: ends the stream with that error."""
+class GatewayStream:
+    """One stream of a gateway. `wake`: there is something to write, or it is over. `error`: ends the stream with that error."""
 
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
@@ -44,7 +44,7 @@ class Attachment:
         self.wake.set()
 
 
-class Frontend:
+class AttachedGateway:
     """One connected gateway: its handles and what is to be written to it.
 
     Resumable requests without a reader, because its stream ended or it detached, are held (`DetachedRequests`). An
@@ -54,7 +54,7 @@ class Frontend:
 
     def __init__(self, frontend_id: str, book: RequestBook, readiness: Readiness, holding: DetachedRequests) -> None:
         self.frontend_id = frontend_id
-        self.attachment: Attachment | None = None
+        self.stream: GatewayStream | None = None
         self._book = book
         self._readiness = readiness
         self._holding = holding
@@ -254,8 +254,8 @@ class Frontend:
         self._wake()
 
     def _wake(self) -> None:
-        if self.attachment is not None:
-            self.attachment.wake.set()
+        if self.stream is not None:
+            self.stream.wake.set()
 
     def _forget(self, outlet: Outlet) -> bool:
         """Stop writing the outlet; False if it was not being written."""
@@ -268,25 +268,25 @@ class Frontend:
 
     # --- streams connecting and ending ----------------------------------------------------------------------------
 
-    def attach(self) -> Attachment:
+    def attach(self) -> GatewayStream:
         """Open a new stream; an older one of the same gateway is closed."""
-        if self.attachment is not None:
+        if self.stream is not None:
             self._drop_readers()
-            self.attachment.close(Aborted("another stream of this frontend took over", reason="FRONTEND_REPLACED"))
-        self.attachment = Attachment()
-        return self.attachment
+            self.stream.close(Aborted("another stream of this gateway took over", reason="FRONTEND_REPLACED"))
+        self.stream = GatewayStream()
+        return self.stream
 
     def detach(self) -> None:
         """Handle the loss of the stream: cancel requests that are not resumable and hold the others."""
-        self.attachment = None
+        self.stream = None
         self._drop_readers()
 
     def leave(self) -> None:
         """Handle a gateway's goodbye: cancel all requests that it did not detach from, and end the stream."""
         self._drop_readers()
         self._holding.abandon(self.frontend_id)
-        if self.attachment is not None:
-            self.attachment.close()
+        if self.stream is not None:
+            self.stream.close()
 
     def _drop_readers(self) -> None:
         outlets, self._outlets, self._dirty = self._outlets, {}, {}

@@ -4,7 +4,7 @@ import logging
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.gateways.detached_requests import CallLater, DetachedRequests
-from scheduler_svc.gateways.gateway_stream import Attachment, Frontend
+from scheduler_svc.gateways.gateway_stream import AttachedGateway, GatewayStream
 from scheduler_svc.gateways.output_messages import queue_message
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
@@ -13,8 +13,8 @@ from svc_common.clock import monotonic_ns
 log = logging.getLogger(__name__)
 
 
-class FrontendTable:
-    """Owner of all frontends and of the detached requests. `call_later(seconds, callback)` runs the grace time."""
+class GatewayTable:
+    """Owner of the attached gateways and of the detached requests. `call_later(seconds, callback)` runs the grace time."""
 
     def __init__(
         self,
@@ -26,30 +26,32 @@ class FrontendTable:
         self._book = book
         self._readiness = readiness
         self._holding = DetachedRequests(book, grace_s, call_later)
-        self._frontends: dict[str, Frontend] = {}
+        self._gateways: dict[str, AttachedGateway] = {}
         readiness.listen(self._tell_all)
         book.room.listen(self._tell_of_queue)
 
     def __len__(self) -> int:
-        return len(self._frontends)
+        return len(self._gateways)
 
-    def attach(self, frontend_id: str) -> tuple[Frontend, Attachment]:
-        """Open a stream for the frontend with that id, known or new."""
-        frontend = self._frontends.get(frontend_id)
-        if frontend is None:
-            frontend = self._frontends[frontend_id] = Frontend(frontend_id, self._book, self._readiness, self._holding)
-        attachment = frontend.attach()
+    def attach(self, frontend_id: str) -> tuple[AttachedGateway, GatewayStream]:
+        """Open a stream for the gateway with that id, known or new."""
+        gateway = self._gateways.get(frontend_id)
+        if gateway is None:
+            gateway = self._gateways[frontend_id] = AttachedGateway(
+                frontend_id, self._book, self._readiness, self._holding
+            )
+        stream = gateway.attach()
         self._holding.renew(frontend_id)
-        return frontend, attachment
+        return gateway, stream
 
-    def detach(self, frontend: Frontend, attachment: Attachment) -> None:
+    def detach(self, gateway: AttachedGateway, stream: GatewayStream) -> None:
         """Handle the end of a stream, from either side."""
-        if frontend.attachment is not attachment:
+        if gateway.stream is not stream:
             return
-        frontend.detach()
-        del self._frontends[frontend.frontend_id]
-        if held := frontend.held:
-            log.info("frontend %s lost; %d resumable requests are held", frontend.frontend_id, len(held))
+        gateway.detach()
+        del self._gateways[gateway.frontend_id]
+        if held := gateway.held:
+            log.info("gateway %s lost; %d resumable requests are held", gateway.frontend_id, len(held))
 
     def queue(self) -> engine_pb2.QueueState:
         """Message with the tenants for which the waiting queue has no room."""
@@ -57,14 +59,14 @@ class FrontendTable:
 
     def close_all(self) -> None:
         """End all streams, because the service stops."""
-        for frontend in list(self._frontends.values()):
-            if frontend.attachment is not None:
-                frontend.attachment.close()
+        for gateway in list(self._gateways.values()):
+            if gateway.stream is not None:
+                gateway.stream.close()
 
     def _tell_all(self) -> None:
-        for frontend in self._frontends.values():
-            frontend.state_changed()
+        for gateway in self._gateways.values():
+            gateway.state_changed()
 
     def _tell_of_queue(self) -> None:
-        for frontend in self._frontends.values():
-            frontend.queue_changed()
+        for gateway in self._gateways.values():
+            gateway.queue_changed()

@@ -7,7 +7,7 @@ from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptLogprobs
 from scheduler_svc.requests.live_request import LiveRequest, Outlet
 from scheduler_svc.requests.waiting_room import WaitingRoom
-from scheduler_svc.workers.result import Top
+from scheduler_svc.worker_values import Top
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from scheduler_svc.core.plan import SequenceTokens, StepOutcome, StepPlan, StepResult
-from scheduler_svc.workers.result import PromptRun, TokenExtras, WorkerResult
+from scheduler_svc.worker_values import PromptRun, TokenExtras, WorkerResult
 
 
 class TokenReaders(Protocol):

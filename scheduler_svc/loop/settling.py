@@ -15,7 +15,7 @@ from scheduler_svc.loop.publishing import TokenReaders, count_drafts, publish
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import WorkerResult
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 

@@ -27,10 +27,9 @@ from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
-from scheduler_svc.workers.result import WorkerResult
-from scheduler_svc.workers.row_messages import RowSampling
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)

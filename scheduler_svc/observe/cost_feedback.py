@@ -5,8 +5,8 @@ from collections.abc import Callable
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_observer import StepObserver
+from scheduler_svc.worker_values import WorkerResult
 from scheduler_svc.workers.cost_meter import CostMeter
-from scheduler_svc.workers.result import WorkerResult
 
 
 class CostFeedback(StepObserver):

@@ -30,7 +30,7 @@ def paged(state: CoreState) -> PagedMemory:
         for sequence in request.unfinished:
             blocks = ledger.tables.get(sequence.name, ())
             held.append(HeldSequence(blocks, sequence.num_tokens + sequence.num_placeholders))
-    return paged_memory(held, ledger.block_size, nobodys_blocks=ledger.gpu.reserved)
+    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved)
 
 
 def _demand(state: CoreState, group: Group) -> ContiguousDemand:

@@ -8,7 +8,7 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import NO_TOKENS, StepOrigin, StepRecord, Tables
-from scheduler_svc.workers.result import SampledColumns, WorkerResult
+from scheduler_svc.worker_values import SampledColumns, WorkerResult
 from scheduler_svc.workers.row_failures import NOT_FINITE
 from svc_common.clock import monotonic_ns
 from svc_common.reasons import known_reason

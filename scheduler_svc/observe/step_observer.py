@@ -5,7 +5,7 @@ A new observer is a class of its own and one line in `scheduler_svc/app.py`; `qu
 
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.observe.step_record import StepRecord
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import WorkerResult
 
 
 class StepObserver:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from protos.inference.v1 import admin_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.observe.plan_record import Pairs, PlanRecord
-from scheduler_svc.workers.result import SampledColumns
+from scheduler_svc.worker_values import SampledColumns
 from svc_common import wire_arrays
 from svc_common.clock import unix_ns
 

@@ -182,7 +182,7 @@ class PolicyChoice:
         self.core_limits(size)
 
     def _not_served(self) -> list[tuple[str, Any]]:
-        """Knobs that no worker implements yet, or that exist only to reproduce recordings of reference schedulers."""
+        """Keys that no worker implements yet, or that exist only to reproduce recordings of reference schedulers."""
         spec = self.spec
         rules = (
             ("num_spec_tokens", spec.num_spec_tokens > 0 and not spec.has("placeholders")),

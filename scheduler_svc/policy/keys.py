@@ -1,7 +1,7 @@
 """Keys of `--set KEY=VALUE` and policy files, and the checks of their values.
 
-A key is a field of `PolicySpec` (parts and knobs), a field of `CoreLimits`, or a switch that sets several.
-Names may be dotted (`part.knob`). `policy.file` reads files; `policy.assembly` combines keys.
+A key is a field of `PolicySpec` (parts and their settings), a field of `CoreLimits`, or a switch that sets several.
+Names may be dotted (`part.key`). `policy.file` reads files; `policy.assembly` combines keys.
 """
 
 import difflib

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.plan import SequenceTokens
 from scheduler_svc.core.request import Request, SequenceStatus
-from scheduler_svc.workers.result import PromptRun, TokenExtras
+from scheduler_svc.worker_values import PromptRun, TokenExtras
 from svc_common.errors import Internal
 
 _REASONS = {

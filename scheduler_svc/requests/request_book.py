@@ -24,7 +24,7 @@ from scheduler_svc.requests.sequence_errors import sequence_error
 from scheduler_svc.requests.submission import Submission
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.result import PromptRun, TokenExtras
+from scheduler_svc.worker_values import PromptRun, TokenExtras
 from svc_common.errors import AlreadyExists, OutOfRange, QuireError, ResourceExhausted
 from svc_common.net import rpc
 from svc_common.observability import log_context

@@ -18,8 +18,7 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.requests import sampling_limits
 from scheduler_svc.requests.choice_output import ChoiceOutput, ChoiceOutputs, PromptLogprobs
-from scheduler_svc.workers.result import TokenExtras
-from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.worker_values import RowSampling, TokenExtras
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange

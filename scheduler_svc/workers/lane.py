@@ -13,8 +13,8 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.readiness import WorkerReadiness
+from scheduler_svc.worker_values import WorkerResult
 from scheduler_svc.workers.link import OwnedStream, WorkerLink, WorkerLostError
-from scheduler_svc.workers.result import WorkerResult
 from scheduler_svc.workers.row_planner import RowPlanner, SamplingLookup
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import InvalidArgument

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.workers.result import SampledColumns
+from scheduler_svc.worker_values import SampledColumns
 from scheduler_svc.workers.row_messages import Row
 from svc_common import wire_arrays
 

@@ -1,81 +1,20 @@
-"""A step's result read from the wire, by sequence name: in the core's terms, plus log probabilities and embeddings."""
+"""Read a step's result from the columns of a worker's message, by sequence name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import StepResult
+from scheduler_svc.worker_values import PromptRun, TokenExtras, Top
 from scheduler_svc.workers import row_failures
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 
 US_PER_S = 1_000_000
-Top = list[tuple[int, float]]
 NameOf = Callable[[int, int], str | None]
 """Maps row index and incarnation to the sequence's name; None for a row that is not known any more."""
-
-
-@dataclass(slots=True)
-class TokenExtras:
-    """Log probabilities (natural) of one sequence's tokens, and the top tokens at each position; empty = not asked for."""
-
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[Top] = field(default_factory=list)
-
-    def one(self, at: int) -> "TokenExtras":
-        """The extras of one token."""
-        return TokenExtras(self.logprobs[at : at + 1], self.tops[at : at + 1])
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRun:
-    """Log probabilities [n] of prompt tokens from position `start` >= 1 on, and the top tokens [n, k] at each."""
-
-    start: int
-    logprobs: NDArray[np.float32]
-    top_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class SampledColumns:
-    """Tokens by sequence name as columns: `counts` and `token_ids` are int32 bytes."""
-
-    names: tuple[str, ...]
-    counts: bytes
-    token_ids: bytes
-
-    @classmethod
-    def of(cls, tokens: Mapping[str, Sequence[int]]) -> "SampledColumns":
-        """Columns for a mapping of names to tokens."""
-        runs = tokens.values()
-        counts = wire_arrays.pack([len(run) for run in runs])
-        return cls(tuple(tokens), counts, wire_arrays.pack([token for run in runs for token in run]))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResult:
-    """A step's result by sequence name. `extras`: parallel to `result.tokens`, for rows that asked. `embeddings`: float32 bytes.
-
-    `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings`
-    are the worker's. `plain`: the tokens, if `result` has them as a column; then there are no extras, prompts
-    or embeddings.
-    """
-
-    step_id: int
-    result: StepResult
-    extras: dict[str, TokenExtras]
-    num_computed_tokens: int
-    duration_ns: int
-    timings: worker_pb2.StepTimings = field(default_factory=worker_pb2.StepTimings)
-    prompts: list[tuple[str, PromptRun]] = field(default_factory=list)
-    embeddings: dict[str, bytes] = field(default_factory=dict)
-    error: common_pb2.ErrorStatus | None = None
-    plain: SampledColumns | None = None
 
 
 @dataclass(slots=True)
@@ -94,16 +33,16 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
     found = RowResults()
     rows = wire_arrays.unpack(message.rows, "rows")
     n = len(rows)
-    lives = wire_arrays.unpack(message.incarnations, "incarnations", length=n)
+    incarnations = wire_arrays.unpack(message.incarnations, "incarnations", length=n)
     counts = wire_arrays.unpack(message.num_tokens, "num_tokens", length=n, minimum=0)
     ids = wire_arrays.unpack(message.token_ids, "token_ids", length=int(counts.sum()), minimum=0).tolist()
     flags = wire_arrays.unpack(message.flags, "flags", wire_arrays.U8, length=n).tolist()
     logprobs = _logprobs(message, len(ids))
     tops = _tops(message.tops, len(ids)) if message.HasField("tops") else []
     start = 0
-    for row, life, count, flag in zip(rows.tolist(), lives.tolist(), counts.tolist(), flags, strict=True):
+    for row, incarnation, count, flag in zip(rows.tolist(), incarnations.tolist(), counts.tolist(), flags, strict=True):
         end = start + count
-        name = name_of(row, life)
+        name = name_of(row, incarnation)
         if name is not None and flag:
             found.failed[name] = row_failures.why(flag, message.mask_budget_ms)
         elif name is not None and count:
@@ -120,10 +59,10 @@ def read_rows(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> RowResults:
 
 def _mask_times(message: worker_pb2.WorkerOutputs, name_of: NameOf) -> Iterator[tuple[str, float]]:
     rows = wire_arrays.unpack(message.mask_rows, "mask_rows")
-    lives = wire_arrays.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
+    incarnations = wire_arrays.unpack(message.mask_incarnations, "mask_incarnations", length=len(rows))
     times = wire_arrays.unpack(message.mask_us, "mask_us", length=len(rows), minimum=0)
-    for row, life, microseconds in zip(rows.tolist(), lives.tolist(), times.tolist(), strict=True):
-        name = name_of(row, life)
+    for row, incarnation, microseconds in zip(rows.tolist(), incarnations.tolist(), times.tolist(), strict=True):
+        name = name_of(row, incarnation)
         if name is not None:
             yield name, microseconds / US_PER_S
 
@@ -142,11 +81,11 @@ def _tops(message: worker_pb2.TopColumns, num_tokens: int) -> list[Top]:
 
 def _candidates(message: worker_pb2.CandidateColumns, name_of: NameOf) -> Iterator[tuple[str, Top]]:
     rows = wire_arrays.unpack(message.rows, "candidates.rows")
-    lives = wire_arrays.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
+    incarnations = wire_arrays.unpack(message.incarnations, "candidates.incarnations", length=len(rows))
     counts = wire_arrays.unpack(message.counts, "candidates.counts", length=len(rows), minimum=0)
     runs = _pairs(counts, message.token_ids, message.logprobs, "candidates")
-    for row, life, run in zip(rows.tolist(), lives.tolist(), runs, strict=True):
-        name = name_of(row, life)
+    for row, incarnation, run in zip(rows.tolist(), incarnations.tolist(), runs, strict=True):
+        name = name_of(row, incarnation)
         if name is not None:
             yield name, run
 

@@ -5,42 +5,9 @@ from dataclasses import dataclass, field
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence
+from scheduler_svc.worker_values import RowSampling
 from svc_common import wire_arrays
 from svc_common.errors import Internal
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """Sampling of one sequence, as the worker needs it. `trace`: its request's trace context.
-
-    `options`: settings without a column in `AddedRows`; None = none. `min_tokens`: below that many output
-    tokens none of `end_ids` is sampled. `ranked`: its tokens' log probabilities are needed to rank it.
-    `num_candidates`: it is a beam and yields that many candidates. `adapter_id`: 0 = none.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    logprobs: bool = False
-    trace: common_pb2.TraceContext | None = None
-    options: common_pb2.ResolvedSampling | None = None
-    min_tokens: int = 0
-    end_ids: tuple[int, ...] = ()
-    ranked: bool = False
-    num_candidates: int = 0
-    adapter_id: int = 0
-    task: common_pb2.Task = common_pb2.TASK_UNSPECIFIED
-
-    @property
-    def gives_tokens_alone(self) -> bool:
-        """True if the result is tokens only: no log probabilities, candidates or embeddings."""
-        return not (self.logprobs or self.ranked or self.num_candidates or self.task)
-
-    @property
-    def is_plain(self) -> bool:
-        """True if the columns of `AddedRows` express all of it."""
-        return self.options is None and not (self.min_tokens or self.num_candidates or self.adapter_id or self.task)
 
 
 @dataclass(slots=True)

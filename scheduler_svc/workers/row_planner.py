@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.plain_rows import PlainRows
-from scheduler_svc.workers.result import RowResults, WorkerResult, read_embeddings, read_prompts, read_rows
-from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, RowSampling
+from scheduler_svc.workers.result import RowResults, read_embeddings, read_prompts, read_rows
+from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import Internal
@@ -35,7 +36,7 @@ class RowPlanner:
         self._rows: dict[str, Row] = {}
         self._repeating: set[str] = set()
         self._free = list(range(num_rows))
-        self._lives = [0] * num_rows
+        self._incarnations = [0] * num_rows
         self._known: dict[tuple[int, int], Row] = {}
         self._left: deque[tuple[int, tuple[int, int]]] = deque()
         self._open: dict[int, tuple[int, PlainRows | None]] = {}
@@ -121,11 +122,11 @@ class RowPlanner:
         if name in self._rows:
             raise Internal(f"plan adds {name}, which the worker holds and was not told to forget")
         if not self._free:
-            raise Internal(f"no row left for {name}: the plan runs more than {len(self._lives)} sequences")
+            raise Internal(f"no row left for {name}: the plan runs more than {len(self._incarnations)} sequences")
         index = heapq.heappop(self._free)
-        self._lives[index] += 1
+        self._incarnations[index] += 1
         row = self._rows[name] = Row(
-            name, index, self._lives[index], sampling, entry.num_children, len(entry.token_ids or ())
+            name, index, self._incarnations[index], sampling, entry.num_children, len(entry.token_ids or ())
         )
         self._known[index, row.incarnation] = row
         return row

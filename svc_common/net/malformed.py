@@ -1,19 +1,19 @@
-"""Refuse malformed protobuf with a typed error, for handlers of generated code. An interceptor.
+"""Refuse malformed protobuf with a typed error: an interceptor for generated handlers, `parse` for handlers that take raw bytes.
 
-grpc would end such a call as INTERNAL or UNKNOWN with a traceback in the log. Handlers that take raw bytes
-use `parsing`.
+grpc would end such a call as INTERNAL or UNKNOWN with a traceback in the log.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from svc_common.errors import FieldViolation, InvalidArgument
 from svc_common.net.handlers import Handler, behind
 
 _Deserialize = Callable[[bytes], Any]
+M = TypeVar("M", bound=Message)
 
 
 class MalformedRefused(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -46,6 +46,14 @@ async def _parse_each(messages: AsyncIterator[bytes], deserialize: _Deserialize,
             yield deserialize(raw)
     except DecodeError:
         raise malformed(f"a request of {method}") from None
+
+
+def parse(cls: type[M], raw: bytes) -> M:
+    """Parse `raw`. Raises InvalidArgument MALFORMED_MESSAGE for malformed protobuf and for text that is not UTF-8."""
+    try:
+        return cls.FromString(raw)
+    except DecodeError:
+        raise malformed(f"a {cls.DESCRIPTOR.full_name}") from None
 
 
 def malformed(what: str) -> InvalidArgument:

@@ -80,7 +80,7 @@ def test_contiguous_memory_serves_the_same_jobs() -> None:
 
 
 def test_the_report_of_a_live_core() -> None:
-    """R209: blocks shared by a prefix, waste, and what contiguous regions of prompt + max_tokens would hold; who waits counts."""
+    """R209: blocks shared by a prefix, waste, and what contiguous regions would hold; waiting requests count."""
     core = make_core(num_gpu_blocks=9, max_num_seqs=2)
     shared = list(range(1, 10))
     core.add(make_request("a", shared, 6))

@@ -11,7 +11,7 @@ from benchmarks.relay.ends import Feed, Progress
 
 
 def test_what_is_read_counts_between_the_two_looks() -> None:
-    """CPU time, tokens and events of before the first look are nobody's."""
+    """CPU time, tokens and events from before the first look are not counted."""
     progress, cpu = Progress(), iter([1.0, 1.5])
     process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=next(cpu), system=0.25))
     readings = relay.Readings(cast(psutil.Process, process), progress)

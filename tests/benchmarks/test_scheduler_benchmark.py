@@ -48,7 +48,7 @@ def test_the_command_prints_one_json_object() -> None:
 
 
 def test_a_steady_message_does_not_grow() -> None:
-    """B4: with all sequences aligned, 15 of 16 steps say nothing and one gives everybody a block."""
+    """B4: with all sequences aligned, 15 of 16 steps send nothing and one sends each sequence a block."""
     sizes = {n: runs.message_sizes(Case(n, True, False, 0.0, 1)) for n in (8, 64)}
     assert len(sizes[8]) == len(sizes[64]) == 16
     assert sorted(sizes[8])[:15] == sorted(sizes[64])[:15]

@@ -19,7 +19,7 @@ def _message(num_spans: int) -> trace_service_pb2.ExportTraceServiceRequest:
 
 
 def test_the_sink_counts_spans_and_may_hang() -> None:
-    """What came since the last look; nobody gets an answer of one that hangs."""
+    """What arrived since the last look; no caller waits for a service that hangs."""
     with Sink() as sink, grpc.insecure_channel(f"127.0.0.1:{sink.port}") as channel:
         stub = trace_service_pb2_grpc.TraceServiceStub(channel)
         stub.Export(_message(3), timeout=10)
@@ -32,7 +32,7 @@ def test_the_sink_counts_spans_and_may_hang() -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_nobody_listens_there() -> None:
+def test_without_a_listener_there() -> None:
     """A connection is refused."""
     with unused_port() as port, socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0

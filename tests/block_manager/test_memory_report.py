@@ -33,7 +33,7 @@ def test_what_holds_nothing_counts_nothing() -> None:
     """R209: no table, the null block of a window, and a token sampled after the table was made."""
     assert paged_memory([HeldSequence([], 7)], 4) == PagedMemory(4)
     assert PagedMemory(4).saved == PagedMemory(4).waste == 0.0
-    windowed = paged_memory([HeldSequence([9, 9, 5], 12), HeldSequence([9, 9, 6], 13)], 4, nobodys_blocks=[9])
+    windowed = paged_memory([HeldSequence([9, 9, 5], 12), HeldSequence([9, 9, 6], 13)], 4, placeholders=[9])
     assert (windowed.logical_blocks, windowed.physical_blocks, windowed.saved) == (2, 2, 0.0)
     assert (windowed.num_tokens, windowed.waste_tokens) == (24, 0)
 
@@ -70,7 +70,7 @@ def test_buddies_never_overlap_and_come_back_whole(num_slots: int, moves: list[t
 
 def test_contiguous_memory_in_its_four_parts() -> None:
     """R209: 32 slots, a request of 10 that will stop at 6 and holds 2: 2 used, 4 reserved, 10 of 16 never used; the other
-    16 are lost only when nobody who waits fits in."""
+    16 are lost only when no waiting request fits in."""
     tenant = ContiguousRequest(ContiguousDemand(1, 10), (2,), 6)
     assert contiguous.place([tenant], [], 32) == ContiguousMemory(2, 4, 10, 0, 1)
     assert contiguous.place([tenant], [ContiguousDemand(1, 16)], 32).external == 0

@@ -51,7 +51,7 @@ def test_only_free_blocks_go(kind: int) -> None:
 
 
 def test_what_a_block_that_went_held_is_forgotten() -> None:
-    """R110: nobody finds a prefix in it; others keep theirs."""
+    """R110: no prefix is found in it any more; others are still found."""
     pool = BlockPool(3)
     first, second, _ = pool.allocate(3)
     pool.register(first, b"a")

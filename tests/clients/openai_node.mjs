@@ -46,7 +46,7 @@ async function collect(stream) {
 
 const contentOf = (chunks) => chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join("");
 
-// Far longer than the test takes: whoever looks at the scheduler afterwards finds them gone only if they were ended.
+// Far longer than the test takes: a later look at the scheduler finds them gone only if they were ended.
 const endless = { model, prompt: "def ", max_tokens: 2000, stream: true, ignore_eos: true };
 
 // All at once, as a server is used.

@@ -152,7 +152,7 @@ def _end(pid: int, sign: signal.Signals) -> None:
 
 
 def _pids_in_namespace() -> list[int]:
-    """dockerd, containerd, their shims, whoever else runs in the namespace; containers are in namespaces of their own."""
+    """dockerd, containerd, their shims, and all else that runs in the namespace; containers are in namespaces of their own."""
     if not NAMESPACE.exists():
         return []
     wanted = NAMESPACE.stat().st_ino

@@ -1,7 +1,7 @@
 """Images without a registry: base images from Debian, ours from their Dockerfiles, stand-ins for those that only a registry has.
 
 Builds reach nothing but a folder with Debian packages and wheels, served inside the engine's namespace: the base images are set up
-to use it, as those of a company with mirrors are, and the Dockerfiles are what everybody uses.
+to use it, as those of a company with mirrors are, and the Dockerfiles are those that users build.
 """
 
 import json

@@ -23,7 +23,7 @@ _COMPOSE_FILE = "docker-compose.yml"
 
 @dataclass(frozen=True)
 class Setup:
-    """What is started: a profile, further files, variables. `profile` empty: what .env says, as for who just types `up`."""
+    """What is started: a profile, further files, variables. `profile` empty: the one of .env, as for a plain `up`."""
 
     profile: str = ""
     files: tuple[str, ...] = ()

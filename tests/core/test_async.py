@@ -152,7 +152,7 @@ def test_a_late_token_may_end_a_request_that_waits() -> None:
 
 
 def test_blocks_of_a_preempted_request_are_not_registered_late() -> None:
-    """R151: the token that comes after preemption fills no block that anybody could find."""
+    """R151: a token that arrives after preemption fills no block that a lookup could find."""
     core = build("vllm-v1-async", num_gpu_blocks=5, max_model_len=16)
     for name in "ab":
         core.add(make_request(name, 7, max_tokens=6))

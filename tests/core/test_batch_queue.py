@@ -84,7 +84,7 @@ def test_depth_one_is_the_plain_loop(preset: str) -> None:
 
 
 def test_results_come_in_order() -> None:
-    """R147: the result of a younger plan is refused, and so is one that nobody waits for."""
+    """R147: the result of a younger plan is refused, and so is one of no plan in flight."""
     core = build("vllm-v1-async")
     core.add(make_request("a", 5))
     loop = Loop(core)
@@ -158,7 +158,7 @@ def test_the_device_does_not_wait_for_the_scheduler() -> None:
 
 
 def test_no_part_of_the_core_waits_for_anything() -> None:
-    """R155: what is asynchronous lives with whoever executes plans; no module of the core knows futures, threads or tasks."""
+    """R155: asynchronous execution is outside; no module of the core knows futures, threads or tasks."""
     forbidden = {"asyncio", "concurrent", "threading", "multiprocessing", "queue", "time", "grpc"}
     files = sorted(CORE.rglob("*.py"))
     assert len(files) > 20

@@ -48,7 +48,7 @@ class TestTree:
 
     @staticmethod
     def core() -> Scheduler:
-        """Four beams of 9 tokens: the prompt's block is everybody's, two more are each one's own."""
+        """Four beams of 9 tokens: the prompt's block is shared by all, each has two more of its own."""
         core = make_v0(num_gpu_blocks=20)
         add(core, "a", 4, 40, n=4, beam=BeamRules())
         survive(core, {"a/0": 4})
@@ -59,7 +59,7 @@ class TestTree:
         return core
 
     def test_parents_without_children_free_what_only_they_held(self) -> None:
-        """R21: the first and the fourth go, with their two blocks each; the prompt's block stays everybody's."""
+        """R21: the first and the fourth go, with their two blocks each; the prompt's block stays shared by all."""
         core = self.core()
         before = core.block_tables()
         _, outcome = survive(core, {"a/1": 2, "a/2": 2})

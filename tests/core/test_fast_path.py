@@ -74,15 +74,15 @@ class Life:
         if chance < 0.12:
             self._arrive()
         elif chance < 0.14:
-            self._note(self._core.abort([self._anybody()]))
+            self._note(self._core.abort([self._any()]))
         elif chance < 0.16:
-            self._note(self._core.stop_at(f"{self._anybody()}/0", self._rng.randint(1, 4)))
+            self._note(self._core.stop_at(f"{self._any()}/0", self._rng.randint(1, 4)))
         elif chance < 0.60:
             self._schedule()
         elif self._under_way:
             self._finish(fate=self._rng.random())
 
-    def _anybody(self) -> str:
+    def _any(self) -> str:
         return f"r{self._rng.randint(0, self._count)}"
 
     def _arrive(self) -> None:

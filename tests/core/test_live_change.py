@@ -44,7 +44,7 @@ def test_the_waiting_are_sorted_anew() -> None:
 
 
 def test_other_changes_leave_the_queue_as_it_is() -> None:
-    """R131: who was put back to the front stays there."""
+    """R131: a request that was put back to the front stays there."""
     core = _core()
     core.add(make_request("late", 4, arrival=9.0))
     core.add(make_request("early", 4, arrival=1.0))
@@ -148,7 +148,7 @@ def test_blocks_in_use_stay() -> None:
     assert core.pool_report().gpu.free == 0
 
 
-def test_nobody_is_left_on_the_host() -> None:
+def test_no_request_is_left_on_the_host() -> None:
     """R76: a policy that never brings groups back is refused while there are any."""
     core = presets.build("quire", replace(LIMITS, num_gpu_blocks=9), restraint=None, preemption_mode="swap")
     for i in range(2):

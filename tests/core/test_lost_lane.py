@@ -13,7 +13,7 @@ from tests.support.core.task_builders import Tasks, ids
 
 
 def lanes_of(tasks: Tasks) -> dict[str, int]:
-    """Who is scheduled where, in the plans made last."""
+    """Tasks by the rank where they are scheduled, in the plans made last."""
     return {entry.request_id: plan.lane for plan in tasks.plans for entry in plan.scheduled}
 
 
@@ -28,7 +28,7 @@ def test_its_tasks_go_to_the_others_and_its_plans_are_forgotten() -> None:
     of_0, of_1 = tasks.plans
     tasks.core.reset_sequences_of_lost_worker(1)
     tasks.finish(of_0)
-    assert not tasks.core.update(StepResult(of_1.step, {"b/0": [5]})).runs, "a late result of it is nobody's"
+    assert not tasks.core.update(StepResult(of_1.step, {"b/0": [5]})).runs, "a late result of it is dropped"
     again = tasks.plan()
     assert again == [("b", "P", 0, 6), ("d", "P", 0, 6)] and set(lanes_of(tasks).values()) == {0}
     assert [plan.left for plan in tasks.plans] == [[], []], "it has nothing to forget"
@@ -38,8 +38,8 @@ def test_its_tasks_go_to_the_others_and_its_plans_are_forgotten() -> None:
     assert not tasks.core.check_integrity()
 
 
-def test_a_rank_without_a_worker_gets_nobody_until_it_is_back() -> None:
-    """R190: newcomers go to the ranks that have a worker; who finds no place there waits."""
+def test_a_rank_without_a_worker_gets_no_task_until_it_is_back() -> None:
+    """R190: new tasks go to the ranks that have a worker; one that finds no place there waits."""
     tasks = Tasks("chitu-dp", dp_size=2, max_reqs=4)
     tasks.core.reset_sequences_of_lost_worker(0)
     for name in "abc":
@@ -73,7 +73,7 @@ def test_one_worker_is_lost_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_is_lost_everybody_gets_all_tokens(seed: int) -> None:
+def test_whichever_rank_is_lost_all_tasks_get_all_tokens(seed: int) -> None:
     """R17, R27, R190: random losses and returns of three ranks, results in any order: each token once, and no block leaks."""
     rng = random.Random(seed)
     limits = CoreLimits(

@@ -67,7 +67,7 @@ def test_two_that_fill_the_pool_do_not_chase_each_other() -> None:
 
 
 @pytest.mark.parametrize("policy", ["vllm-v0", "vllm-v0-chunked", "vllm-2023", "vllm-v1", "vllm-v1-async", "static"])
-def test_who_can_never_fit_alone_ends(policy: str) -> None:
+def test_a_request_that_can_never_fit_alone_ends(policy: str) -> None:
     """R197: it outgrows the pool and is given up with a reason; the one behind it is served."""
     core = build(policy, num_gpu_blocks=3, max_model_len=32)
     core.add(make_request("big", 7, max_tokens=20))
@@ -125,7 +125,7 @@ def test_the_stage_of_a_group_is_that_of_its_live_sequences() -> None:
 
 
 def test_beams_keep_the_places_of_those_that_finished() -> None:
-    """R25: the live ones become as many again in the next step, so nobody else may have their places meanwhile."""
+    """R25: the live ones become as many again in the next step, so no other request may take their places meanwhile."""
     request = Request("a", [1, 2], StopRules(9), 0.0, n=2, best_of=3, beam=BeamRules())
     [group] = request.groups
     for index in (1, 2):
@@ -173,7 +173,7 @@ def test_the_model_length_is_stronger_than_min_tokens() -> None:
 
 
 def test_a_prompt_in_chunks_is_known_no_further_than_it_was_computed() -> None:
-    """R88, R93, R115: its first chunk takes blocks for all of it; who has the same prompt computes what no chunk did."""
+    """R88, R93, R115: its first chunk takes blocks for all of it; a request with the same prompt computes what no chunk did."""
     core = build("vllm-v0-chunked", num_gpu_blocks=16, max_num_batched_tokens=8, prefix_caching=True)
     prompt = list(range(1, 17))
     core.add(make_request("a", prompt))
@@ -185,7 +185,7 @@ def test_a_prompt_in_chunks_is_known_no_further_than_it_was_computed() -> None:
 
 
 @pytest.mark.parametrize("fails", ["step", "row"])
-def test_blocks_of_a_victim_are_found_by_nobody_when_its_step_fails(fails: str) -> None:
+def test_blocks_of_a_victim_are_not_found_when_its_step_fails(fails: str) -> None:
     """R136, R154: preempted with a step under way, its freed blocks are known by contents that this step then does not make."""
     core = build("vllm-v1-async", num_gpu_blocks=4, max_model_len=12, prefix_caching=True)
     core.add(make_request("a", 6, max_tokens=5))

@@ -33,7 +33,7 @@ def loaded(folder: Path, phases: list[tuple[int, float]]) -> Iterator[Scene]:
     """`phases`: (requests, requests a second), one after the other, with prompts that begin alike and too few blocks for all."""
     with LocalStack(
         simulated=True,
-        # Without restraint prompts start that cannot all come to their end: somebody is swapped out.
+        # Without the peak forecast prompts start that cannot all finish: some request is swapped out.
         policy_set=("preemption_mode=swap", "restraint=null"),
         worker_args=("--num-gpu-blocks", str(_NUM_BLOCKS)),
     ) as stack:
@@ -56,7 +56,7 @@ def loaded(folder: Path, phases: list[tuple[int, float]]) -> Iterator[Scene]:
 
 
 def _bench(target: str, number: int, rate: float) -> None:
-    """`quire bench`, as anybody runs it."""
+    """`quire bench`, as users run it."""
     command = [
         *(sys.executable, "-m", "quire", "bench", "--target", target, "-n", str(number), "--rate", str(rate)),
         *("--dataset", "prefix-shared", "--prefix-len", "96", "--prompt-len", "lognormal:64:0.6"),

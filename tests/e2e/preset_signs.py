@@ -10,11 +10,11 @@ Sign = Callable[[Life], None]
 
 
 def _types(step: Step) -> set[bool]:
-    """True: somebody computes a prompt in it; False: somebody decodes."""
+    """True: a prompt is computed in it; False: a decode."""
     return {group["prefill"] for group in step["scheduled"]}
 
 
-# --- who shares a step --------------------------------------------------------------------------------------------------
+# --- which requests share a step ----------------------------------------------------------------------------------------
 
 
 def never_mixes(life: Life) -> None:
@@ -39,8 +39,8 @@ def cuts(life: Life) -> None:
     assert num_parts
 
 
-def nobody_joins(life: Life) -> None:
-    """R1: whoever comes in finds nobody of the batch before; who had to leave waits for the next one as well."""
+def no_request_joins(life: Life) -> None:
+    """R1: an admitted request finds none of the batch before; a preempted one waits for the next batch as well."""
     batch: set[str] = set()
     for step in life.steps:
         here = {request_of(name) for name in step["tables"]}
@@ -49,7 +49,7 @@ def nobody_joins(life: Life) -> None:
     assert life.replayed.reasons["BATCH_UNDER_WAY"]
 
 
-# --- who leaves, and how ------------------------------------------------------------------------------------------------
+# --- which request is preempted, and how --------------------------------------------------------------------------------
 
 
 def never_swaps(life: Life) -> None:
@@ -63,18 +63,18 @@ def preempts(life: Life) -> None:
 
 
 def never_preempts(life: Life) -> None:
-    """Room for its whole life is reserved for whoever enters."""
+    """Blocks for all tokens that a request can reach are reserved when it is admitted."""
     assert not life.preemptions
 
 
 def swaps(life: Life) -> None:
-    """R75, R76: whoever leaves is copied to the host, and back."""
+    """R75, R76: a preempted request is copied to the host, and back."""
     assert {mode for _, mode in life.preemptions} == {"swap"}
     assert any(step["swap_out"] for step in life.steps) and any(step["swap_in"] for step in life.steps)
 
 
 def recomputes(life: Life) -> None:
-    """R27: whoever leaves is computed again."""
+    """R27: a preempted request is recomputed."""
     assert {mode for _, mode in life.preemptions} == {"recompute"}
 
 
@@ -94,7 +94,7 @@ def leaves_by_number(life: Life) -> None:
     assert modes == {"swap", "recompute"}
 
 
-# --- who is first -------------------------------------------------------------------------------------------------------
+# --- which request is first ---------------------------------------------------------------------------------------------
 
 
 def waits_for_room(life: Life) -> None:
@@ -146,7 +146,7 @@ def _tasks(life: Life) -> list[set[str]]:
 
 
 def stays(life: Life) -> None:
-    """R183, R190: a step is one slot's or one rank's, and whoever has one keeps it; there are two."""
+    """R183, R190: a step is one slot's or one rank's, and a request keeps the one that it has; there are two."""
     lanes: dict[str, set[int]] = {}
     for step, name in life.sequences:
         lanes.setdefault(name, set()).add(step["lane"])
@@ -172,7 +172,7 @@ def has_places(count: int) -> Sign:
 
 
 def threshold_moves(life: Life) -> None:
-    """R174, R175: each eviction halves it, whoever ends brings it back at once."""
+    """R174, R175: each eviction halves it, the next end restores it at once."""
     values = life.replayed.thresholds
     assert all(after in (before, max(values)) or after <= max(1, before // 2) for before, after in pairwise(values))
     assert min(values) < max(values) == values[-1]
@@ -182,7 +182,7 @@ def threshold_moves(life: Life) -> None:
 
 
 def takes_blocks_from(first: str) -> Sign:
-    """R99: the first block that is given to anybody."""
+    """R99: the first block that is allocated."""
 
     def sign(life: Life) -> None:
         [table, *_] = life.steps[0]["tables"].values()

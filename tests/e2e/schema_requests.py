@@ -35,7 +35,7 @@ class Ask:
 
     @property
     def prompt(self) -> str:
-        """Of a few blocks, the first of which are everybody's."""
+        """Of a few blocks, the first of which are shared by all."""
         return "Here is the document that you asked for, in the form that you asked for. " + "It is: " * (
             self.number % 7
         )

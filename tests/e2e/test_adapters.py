@@ -102,7 +102,7 @@ def test_adapters_are_loaded_named_and_unloaded_while_serving(served: Served) ->
 
 @pytest.mark.long
 def test_a_worker_that_comes_back_without_an_adapter_serves_the_others(served: Served, tmp_path: Path) -> None:
-    """The files of one are gone when a killed worker starts again: who uses it fails and is told why, all others go on with their
+    """The files of one are gone when a killed worker restarts: requests for it fail with the reason, all others go on with their
     tokens; the list says so; with the files back, loading it again is enough."""
     folder = Path(shutil.copytree(served.folders["one"], tmp_path / "fading"))
     served.admin.load_adapter("fading", str(folder))

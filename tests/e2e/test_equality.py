@@ -19,7 +19,7 @@ from tests.support.stack.oracle import Expected, Job, expected, mixed_jobs
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4
-# 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests at a time, and nobody waits for
+# 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
 # others to end.
 _TIGHT = {
     "worker_args": ("--dtype", "float32", "--num-gpu-blocks-override", "32", "--max-model-len", "256"),

@@ -165,7 +165,7 @@ def test_the_rest_comes_from_another_gateway(killable: Supervised, second: str, 
 
 
 def of(request: AnyRequest) -> AnyRequest:
-    """The same, not resumable: what nobody disturbs needs no holding."""
+    """The same, not resumable: undisturbed calls need no detached requests."""
     made = type(request)()
     made.CopyFrom(request)
     made.resumable = False

@@ -1,4 +1,4 @@
-"""The whole stack with mutual TLS on every hop and API keys: it works, and nobody else gets in."""
+"""The whole stack with mutual TLS on every hop and API keys: it works, and other callers are refused."""
 
 import json
 import shutil
@@ -117,7 +117,7 @@ def generated(stack: LocalStack, folder: CertificateFolder, tenant: str, salt: s
 
 
 def test_tenants_share_no_blocks(secure: LocalStack, certificates: CertificateFolder) -> None:
-    """Hits only for whoever sent the prompt before, and between those who both share; salts split further."""
+    """Hits only for the tenant that sent the prompt before, and between those that both share; salts split further."""
     rounds = [
         (tenant, generated(secure, certificates, tenant).num_cached_tokens) for tenant in ("acme", "globex", "acme")
     ]
@@ -160,8 +160,8 @@ def test_the_http_door(secure: LocalStack, certificates: CertificateFolder) -> N
         assert http.get("/v1/models", headers=headers).json()["data"][0]["id"] == "simulated"
 
 
-def test_metrics_are_for_whoever_the_ca_signed(secure: LocalStack, certificates: CertificateFolder) -> None:
-    """Scheduler and worker: a Prometheus with a client's certificate, under the name of its service; without one nobody."""
+def test_metrics_are_for_clients_that_the_ca_signed(secure: LocalStack, certificates: CertificateFolder) -> None:
+    """Scheduler and worker: a Prometheus with a client's certificate, under the name of its service; without one no client."""
     for service, address in secure.metrics_addresses.items():
         context = ssl.create_default_context(cafile=certificates.cert("ca"))
         extensions = {"sni_hostname": service}
@@ -192,8 +192,8 @@ def test_services_take_only_their_peers(secure: LocalStack, certificates: Certif
         for name in (CLIENT, GATEWAY, SCHEDULER, WORKER)
     }
     allowed = {(role, caller) for role, caller in doors.values()}
-    assert {who for who, status in found.items() if status != "PERMISSION_DENIED"} == allowed
-    assert {found[who] for who in allowed} == {"ANSWERED"}
+    assert {caller for caller, status in found.items() if status != "PERMISSION_DENIED"} == allowed
+    assert {found[caller] for caller in allowed} == {"ANSWERED"}
 
 
 def _status(shown: Credentials, address: str) -> str:

@@ -53,7 +53,7 @@ def asks(client: Client) -> dict[str, Callable[[], object]]:
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
-    """R25, R138, R150: nobody's output depends on who else is in the batch."""
+    """R25, R138, R150: no output depends on the other requests in the batch."""
     make_adapter(default_model(), tmp_path / "one", 1, r=4, target_modules="all-linear")
     with (
         LocalStack(worker_args=("--dtype", "float32"), policy_set=("num_spec_tokens=3",)) as stack,

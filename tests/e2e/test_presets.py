@@ -39,7 +39,7 @@ WHOLE = [
     Case("vllm-v1", (*_V1, signs.has_under_way(1), _important_first)),
     Case("vllm-v1", (*_V1, signs.cuts), ("max_num_batched_tokens=64",)),
     Case("vllm-v1-async", (*_V1, signs.has_under_way(2)), args=_OVERLAP),
-    Case("static", (signs.nobody_joins, signs.waits_for_blocks), num_blocks=24),
+    Case("static", (signs.no_request_joins, signs.waits_for_blocks), num_blocks=24),
     Case("chitu", (signs.never_mixes, signs.recomputes, signs.threshold_moves)),
     Case(
         "chitu-skew",
@@ -62,7 +62,7 @@ def test_a_preset_gives_undisturbed_tokens(tmp_path: Path, record_property: Call
 
 
 def test_no_preset_is_left_out() -> None:
-    """Whoever adds one says what its log shows."""
+    """Each new preset must state what its log shows."""
     assert {case.policy for case in WHOLE} == set(policy_names())
 
 

@@ -45,7 +45,7 @@ def total(found: list[list[list[int]]]) -> int:
 
 @pytest.fixture(scope="module")
 def killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
-    """Who ends the worker from within."""
+    """Kills the worker from within."""
     return Killer(tmp_path_factory.mktemp("kills"))
 
 
@@ -96,7 +96,7 @@ def test_a_worker_that_lost_its_device_is_started_again(
 def test_a_gateway_that_died_serves_again_at_its_address(
     simulated: Supervised, undisturbed: list[list[list[int]]]
 ) -> None:
-    """Its streams end with UNAVAILABLE, as nobody else holds them; the same client's next request is served."""
+    """Its streams end with UNAVAILABLE, as no other service holds them; the same client's next request is served."""
     case = cases(NUM_TOKENS)[0]
     with Client(simulated.stack.grpc_address) as client:
         stream = iter(client.generate_stream(case.prompt, case.params, timeout_s=60))

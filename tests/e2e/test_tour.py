@@ -34,11 +34,10 @@ def steps_of(folder: Path, name: str) -> list[list[dict[str, object]]]:
 
 
 def numbers_of(screen: str) -> dict[str, str]:
-    """Numbers as they are printed, by what they are: two a line, each with its requirement behind it."""
+    """Numbers as they are printed, by what they are: two a line."""
     found = {}
     for line in screen.splitlines():
         columns = [column for column in re.split(r"\s{2,}", line.strip()) if column]
-        columns = [column for column in columns if not re.fullmatch(r"R\d+", column)]
         found |= dict(zip(columns[::2], columns[1::2], strict=False))
     return found
 

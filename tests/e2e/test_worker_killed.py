@@ -141,7 +141,7 @@ def lose_device(killer: Killer, running: Supervised, readings: Readings) -> None
 
 
 def poison(killer: Killer, running: Supervised, readings: Readings) -> None:
-    """A request that kills whoever runs it, among others."""
+    """A request that kills each worker that runs it, among others."""
     killer.arm(POISON)
     with Client(running.stack.grpc_address) as client, pytest.raises(Unavailable, match="5 workers in a row were lost"):
         client.generate([POISON_TOKEN, 5, 6, 7], timeout_s=120)

@@ -1,1 +1,1 @@
-"""Random and hostile input over both doors of a running stack: what is sent, who sends it, what must hold."""
+"""Random and hostile input over both APIs of a running stack: inputs, clients, and what must hold."""

@@ -84,7 +84,7 @@ def _accepted(rng: random.Random, kind: Descriptor) -> bytes:
 
 
 def _mutated(rng: random.Random, kind: Descriptor) -> bytes:
-    """Bits turned, pieces cut out or put in, fields that nobody knows, wrong wire types."""
+    """Flipped bits, pieces cut out or put in, unknown fields, wrong wire types."""
     raw = bytearray(_valid(rng, kind).SerializeToString())
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(raw) + 1)

@@ -229,7 +229,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 @asynchronous
-async def test_bad_input_is_typed_and_disturbs_nobody(stack: LocalStack, name: str) -> None:
+async def test_bad_input_is_typed_and_disturbs_no_other_call(stack: LocalStack, name: str) -> None:
     """The bad request gets its error through unary and stream; a request running meanwhile gives its usual output."""
     bad, kind, field = BAD[name]
     raw = bad if isinstance(bad, bytes) else bad.SerializeToString()

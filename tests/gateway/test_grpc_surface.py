@@ -131,7 +131,7 @@ async def test_the_scheduler_ends_a_request_at_its_deadline_with_what_there_is()
 
 @asynchronous
 async def test_the_gateway_ends_it_where_the_scheduler_is_silent() -> None:
-    """Whoever notices first; the stream ends with Finished and Usage, and the scheduler is told."""
+    """Either side notices first; the stream ends with Finished and Usage, and the scheduler is told."""
     async with pair(max_request_s=1.5) as (_, attachment, gateway):
         call = gateway.stub.GenerateStream(request(partial=True))
         reading = asyncio.ensure_future(_events(call))

@@ -41,7 +41,7 @@ async def _submits(attachment: Attachment, num: int) -> list[engine_pb2.Submit]:
 
 
 @asynchronous
-async def test_a_hundred_that_never_read_disturb_nobody() -> None:
+async def test_a_hundred_that_never_read_disturb_no_other_client() -> None:
     """Half of them read once, half never. Another stream gets each token as it comes, and all that is unread stays small."""
     async with pair() as (_, attachment, running), grpc.aio.insecure_channel(running.grpc, options=WINDOW) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -59,11 +59,11 @@ async def test_a_hundred_that_never_read_disturb_nobody() -> None:
             event = await asyncio.wait_for(fast.read(), PATIENCE_S)
             gaps.append(time.monotonic() - began)
             assert event.delta.token_offset == i and list(event.delta.token_ids) == [6]
-        assert sorted(gaps)[len(gaps) // 2] < 0.5, "whoever reads gets on"
+        assert sorted(gaps)[len(gaps) // 2] < 0.5, "streams that are read continue"
         attachment.send(finished(healthy.handle, 12))
         while event is not grpc.aio.EOF and not event.HasField("usage"):
             event = await fast.read()
-        # Who reads in the end gets all of it.
+        # A client that reads in the end gets all of it.
         attachment.send(*(finished(s.handle, 6_000) for s in submits))
         got = 0
         async for event in slow[1]:
@@ -183,7 +183,7 @@ async def _check_nothing_is_kept(attachment: Attachment, running: Gateway, num_b
 
 @asynchronous
 async def test_a_call_that_is_never_read_and_has_no_deadline_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A little behind `max_request_s` its place is free, the scheduler knows and no task waits; who reads in the end learns why."""
+    """A little after `max_request_s` its place is free, the scheduler knows, no task waits; a late reader gets the reason."""
     monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     async with (
         pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running),
@@ -200,7 +200,7 @@ async def test_a_call_that_is_never_read_and_has_no_deadline_keeps_nothing(monke
 
 @asynchronous
 async def test_events_that_are_never_read_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for server-sent events; who reads in the end sees an answer without its end."""
+    """The same for server-sent events; a client that reads in the end sees an answer without its end."""
 
     def listen_small(*where: Any, **option: Any) -> socket.socket:
         """With buffers of the system that are full soon; connections have their listener's."""

@@ -50,7 +50,7 @@ _FAMILIES = {
 
 
 def reason_to_skip(scenario: Scenario) -> str | None:
-    """Why a scenario is not run; ScenarioError for a family that nobody knows."""
+    """Why a scenario is not run; ScenarioError for an unknown family."""
     if any(tag.startswith("quirk_") for tag in scenario.tags) or "_unsorted_" in scenario.path.name:
         return "shows a quirk of the reference"
     if scenario.family not in _FAMILIES:

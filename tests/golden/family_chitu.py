@@ -195,7 +195,7 @@ class _Run:
             "outputs": [entry.request_id for entry in entries if entry.samples],
             "removed": list(dict.fromkeys(e.request_id for e in in_order if e.request_id in over)),
         }
-        self._core.view()  # who ended leaves its slot before others are handed off
+        self._core.view()  # finished tasks release their slots before others are handed off
         if self._has_handoff:
             record["handed_off"] = self._hand_off()
         return record | {"pool": self._pool()} | self._lanes(is_after=True)

@@ -88,7 +88,7 @@ class ForkTable(Op):
 
 
 class Allocate(Op):
-    """A block for a content; `hash` null: for one that nobody shares."""
+    """A block for a content; `hash` null: for one that is not shared."""
 
     hash: int | None
     num_hashed_tokens: Count

@@ -66,7 +66,7 @@ def test_what_a_folder_imports_is_declared(folder: str) -> None:
 
 @pytest.mark.parametrize("extra", ["", *SERVED])
 def test_what_is_declared_is_imported(extra: str) -> None:
-    """Nobody installs what nothing uses."""
+    """No dependency is declared that is not used."""
     folders = [folder for folder, extras in USABLE.items() if not extra or extra in extras]
     used = {name for folder in folders for name in imported(folder)} | set(SHARED)
     added = set(requirements(extra)) - set(requirements()) if extra else set(requirements())

@@ -122,7 +122,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads,
 
 
 def test_thread_count_changes_nothing(backends):
-    """Threads decide who computes, not how."""
+    """The number of threads decides which thread computes, not the result."""
     case = Case([(100, 30), (0, 50)], 8, CacheShape(16, 2, 32))
     before = torch.get_num_threads()
     try:

@@ -46,7 +46,7 @@ def test_no_compiler_falls_back(tmp_path, caplog, compiler):
 
 
 def test_built_once_and_kept_private(tmp_path):
-    """The first use compiles, with one line of progress; the second finds it. Nobody else may write there."""
+    """The first use compiles, with one line of progress; the second finds it. Other users may not write there."""
     lines: list[str] = []
     fake = tmp_path / "quick-g++"
     # A compiler that adds -O0: the product is the same, the test is quicker.

@@ -127,7 +127,7 @@ def test_refusals_say_what_to_do(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_without_a_network(hub: Hub, tmp_path: Path) -> None:
-    """Nobody answers, or HF_HUB_OFFLINE: not the option is wrong; the error names both variables' part."""
+    """No answer, or HF_HUB_OFFLINE: the option is not wrong; the error names both variables' part."""
     env = environment(hub, tmp_path / "home")
     [offline] = ask({**env, "HF_HUB_OFFLINE": "1"}, ("org/tiny", ""))
     [silent] = ask({**env, "HF_ENDPOINT": "http://127.0.0.1:9"}, ("org/tiny", ""))

@@ -130,7 +130,7 @@ print(open(os.devnull).read() == "", "done")
     [([1, 2], "holds a list"), ({"a": 1}, "no tensors"), ({"a": torch.eye(2).to_sparse()}, "sparse")],
 )
 def test_what_is_no_checkpoint_is_refused(content: object, says: str) -> None:
-    """The child's own words for files that torch can read and nobody can serve."""
+    """The child's own words for files that torch can read and no worker can serve."""
     with pytest.raises(child.Refused, match=says):
         child.unshared(child.tensors_of(content))
 

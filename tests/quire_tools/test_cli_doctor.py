@@ -88,7 +88,7 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(list(machine.clock())) == {"clock": Severity.PROBLEM}
 
 
-def test_nobody_listens() -> None:
+def test_without_a_listener() -> None:
     """A service that is not there is a problem, with the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("refusal", [Unauthenticated, PermissionDenied])
-def test_who_is_refused_is_told_of_keys(refusal: type[QuireError]) -> None:
+def test_a_refused_caller_is_told_of_keys(refusal: type[QuireError]) -> None:
     """The address was right then."""
     assert "QUIRE_API_KEY" in service._to_do(refusal("no"), "give another address")
     assert service._to_do(Unavailable("no"), "give another address") == "give another address"

@@ -86,7 +86,7 @@ def test_what_is_not_our_style_is_found(copy: Path) -> None:
 
 
 def test_additions_and_internal_changes_pass(copy: Path) -> None:
-    """New fields break nobody; what only our own services say may change, as both sides tell their revision.
+    """New fields break no client; messages of our own services may change, as both sides tell their revision.
 
     And so the faults above are those of the changes made there.
     """

@@ -179,7 +179,7 @@ def test_they_wait_for_each_other(compose: dict[str, Any]) -> None:
 
 
 def test_each_profile_is_a_whole_stack(compose: dict[str, Any]) -> None:
-    """One scheduler and its workers; the gateway and what watches it belong to all. Who names no profile gets `cpu`."""
+    """One scheduler and its workers; the gateway and what watches it belong to all. Without a profile: `cpu`."""
     members: dict[str, set[str]] = {}
     for name, settings in compose["services"].items():
         for profile in settings.get("profiles", ["all"]):
@@ -194,7 +194,7 @@ def test_each_profile_is_a_whole_stack(compose: dict[str, Any]) -> None:
 
 
 def test_with_access_control_nothing_is_in_plain_text() -> None:
-    """deploy/compose.access.yml: no --insecure, and each service has its own key and nobody else's."""
+    """deploy/compose.access.yml: no --insecure, and each service has its own key and no other's."""
     services = read_compose("deploy/compose.access.yml")["services"]
     for name, kind in ((name, SERVICES[name]) for name in services if name in SERVICES):
         settings = services[name]
@@ -268,7 +268,7 @@ def test_the_health_probe_tells_serving_from_not_serving(status: int, expected: 
         server.stop(0).wait()
 
 
-def test_the_health_probe_fails_where_nobody_listens() -> None:
+def test_the_health_probe_fails_without_a_listener() -> None:
     """Unreachable is unhealthy; no address is wrong usage."""
     assert health_probe.main(["127.0.0.1:1"]) == 1
     assert health_probe.main([]) == 2

@@ -1,4 +1,4 @@
-"""Who may import whom, and what must not be importable."""
+"""Which package may import which, and what must not be importable."""
 
 import importlib.util
 import os

@@ -36,7 +36,7 @@ def test_every_reason_of_the_code_is_registered_and_no_other() -> None:
 
 
 def test_every_registered_reason_is_documented_and_no_other() -> None:
-    """One row for each, in the table of who sees it."""
+    """One row for each, in the table of the services that report it."""
     assert _documented() == {status: set(reasons) for status, reasons in REASONS.items()}
 
 

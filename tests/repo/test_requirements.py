@@ -118,7 +118,7 @@ def test_numbers_between_both_ends_are_meant() -> None:
     assert list(requirements.numbers_in("R8–R9 and XR4, R5x")) == [(8, True), (9, True)]
 
 
-def test_who_needs_a_test(example: dict[int, list[Mention]]) -> None:
+def test_which_requirements_need_a_test(example: dict[int, list[Mention]]) -> None:
     """A correction needs all its rules to have one, what is not built needs none, later numbers are listed apart."""
     items = (
         wanted(20, rules=(4, 5)),

@@ -80,7 +80,7 @@ def test_no_foreign_code_is_run_anywhere() -> None:
 
 
 def test_no_machine_paths() -> None:
-    """No absolute path of somebody's home or workplace in any text file."""
+    """No absolute path of a home folder or workplace in any text file."""
     found, seen = [], 0
     for path, text in text_files():
         seen += 1

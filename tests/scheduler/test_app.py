@@ -123,7 +123,7 @@ async def test_reflection_names_the_services() -> None:
 
 @run_async
 async def test_a_scheduler_that_stops_gives_its_worker_back() -> None:
-    """The next scheduler need not wait for the lease; another that comes too early is told who owns it and tries again."""
+    """The next scheduler need not wait for the lease; another that comes too early is told which one owns it and tries again."""
     async with worker(owner_lease_s=60.0) as (worker_address,):
         async with scheduler(worker_address) as (first, _):
             await until_serving(first)

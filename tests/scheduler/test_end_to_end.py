@@ -78,7 +78,7 @@ async def test_equal_prompts_in_one_step_share_blocks() -> None:
 
 @run_async
 async def test_equal_prompts_that_start_together_under_v0() -> None:
-    """v0 finds shared blocks by what was computed before the step, so both compute them; nobody's step fails."""
+    """v0 finds shared blocks by what was computed before the step, so both compute them; no step fails."""
     async with stack(policy="vllm-v0") as s:
         submits = [s.gateway.make_submit(PROMPT) for _ in range(3)]
         await s.gateway.send(submits=submits)
@@ -90,7 +90,7 @@ async def test_equal_prompts_that_start_together_under_v0() -> None:
 
 @run_async
 async def test_many_requests_share_steps_under_preemption() -> None:
-    """A pool too small for all: everybody gets the tokens they get alone (the simulated cache would notice a mixed-up block)."""
+    """A pool too small for all: each gets the tokens that it gets alone (the simulated cache would notice a mixed-up block)."""
     prompts = [[40 + i, *range(50, 60 + i)] for i in range(12)]
     async with stack() as s:
         alone = [(await s.gateway.end_of(await s.gateway.submit(p, max_tokens=40))).tokens for p in prompts]
@@ -175,7 +175,7 @@ async def test_deadlines_in_queue_and_while_running() -> None:
 
 @run_async
 async def test_a_deadline_passes_while_there_is_no_worker() -> None:
-    """Queueing is bounded in time even when no worker ever comes; who says why names the address."""
+    """Queueing is bounded in time even when no worker ever connects; the error names the address."""
     async with scheduler("127.0.0.1:1") as (address, _), Gateway(address) as gateway:
         handle = await gateway.submit(PROMPT, remaining_ns=200_000_000)
         output = await gateway.end_of(handle)

@@ -5,7 +5,7 @@
     python -m tests.simulation --wire --scenarios 100  # through real messages, rows and leases, as the service sends them
     python -m tests.simulation --wire --depth 2  # the same with two plans under way
 
-What a scenario is made of is drawn in `scenarios`, who judges is `checker`, `runs` and `wire_runs` join them.
+A scenario's contents are drawn in `scenarios`, `checker` judges, `runs` and `wire_runs` join them.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The outside checker: judges a transcript by what was promised to clients and workers, knowing nothing of the core.
 
-It reads facts in order, as somebody would who sees all clients and all workers. `judge` returns violations as sentences.
+It reads facts in order, as an outside observer of all clients and all workers. `judge` returns violations as sentences.
 """
 
 from collections import defaultdict
@@ -19,8 +19,8 @@ class Promise:
     `undisturbed`: tokens of every sequence if nothing disturbs it. `most_tokens`, `most_seqs`: of one plan; `extra_for_groups`:
     groups of several sequences may exceed the tokens by one each (R87); `counts_shares`: the tokens of all shares count, not only
     those that the plan says. `most_len`, `capacity`: tokens that a sequence may have, and that fit the cache. `most_steps`: between
-    a request's arrival and its end. Who is longer than `most_at_once`, or than the cache without the tokens `kept_free`, may be
-    given up, under a policy that `gives_up` anybody.
+    a request's arrival and its end. A request longer than `most_at_once`, or than the cache without the tokens `kept_free`, may be
+    given up, under a policy that `gives_up` requests.
     """
 
     undisturbed: Streams
@@ -99,7 +99,7 @@ class Checker:
         got += fact.tokens
         expected = self._promise.undisturbed.get(name, ())
         if self._promise.gives_up:
-            got = got[: len(expected)]  # who was given up there may have gone on here, after its worker was lost
+            got = got[: len(expected)]  # a request given up there may have continued here, after its worker was lost
         if tuple(got) != expected[: len(got)]:
             self._bad(f"{name} got {got}, in an undisturbed run {list(expected)}")
         if len(got) > request.arrived.max_tokens:

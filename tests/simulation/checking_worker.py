@@ -11,7 +11,7 @@ from typing import Protocol
 
 from quire_tools.simulation.cost_model import first_computed
 from quire_tools.simulation.token_model import TokenModel, mix
-from quire_tools.simulation.worker import SimulatedWorker
+from quire_tools.simulation.virtual_worker import VirtualWorker
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 
@@ -140,7 +140,7 @@ class _Row:
             keys.append(next_key(keys[-1] if keys else self.salt, tokens[len(keys)]))
 
 
-class CheckingWorker(SimulatedWorker):
+class CheckingWorker(VirtualWorker):
     """The rows and the memory of one worker process.
 
     `window`: tokens that attention looks back. `complain` is called for every inconsistency: rows that do not fit, blocks with

@@ -161,5 +161,5 @@ def _alone(calm: Scenario, arrivals: list[Arrival]) -> dict[str, tuple[int, ...]
 
 
 def _watermark(spec: PolicySpec) -> int:
-    """Blocks that no prompt may ever take; Quire's own rules waive theirs where nobody runs."""
+    """Blocks that no prompt may ever take; Quire's own rules waive theirs where nothing runs."""
     return 0 if spec.cache == "quire" else spec.watermark_blocks or 0

@@ -1,4 +1,4 @@
-"""Scenario number N: which policy, which limits, who comes when, and what goes wrong; everything follows from N."""
+"""Scenario number N: policy, limits, arrivals and faults; everything follows from N."""
 
 import random
 from collections.abc import Callable
@@ -66,7 +66,7 @@ COSTS = (
 
 
 def setting_for(policy: str, rng: random.Random) -> Setting:
-    """Knobs and limits at random; where they do not go together, others. A preset that nobody drew knobs for keeps its own."""
+    """Keys and limits at random; contradictory ones are drawn again. A preset without drawn keys keeps its own."""
     for _ in range(_ATTEMPTS):
         try:
             setting = random_setting(policy, rng)
@@ -126,7 +126,7 @@ Pattern = Callable[[random.Random, int, float], list[float]]
 PATTERNS: tuple[Pattern, ...] = (_steady, _steady, _at_once, _in_bursts, _one_then_idle)
 
 
-# --- who comes --------------------------------------------------------------------------------------------------------
+# --- arrivals ---------------------------------------------------------------------------------------------------------
 
 
 def _arrival(number: int, at_s: float, setting: Setting, rng: random.Random) -> Arrival:
@@ -172,7 +172,7 @@ def _stop_rules(rng: random.Random) -> StopRules:
 
 
 def undisturbed(given: Scenario) -> Scenario:
-    """The same requests one after the other, with room for all, where nothing goes wrong and nobody leaves."""
+    """The same requests one after the other, with room for all, where nothing goes wrong and none is cancelled."""
     roomy = replace(given.setting.limits, num_gpu_blocks=4_096, num_cpu_blocks=0)
     far_apart = tuple(1_000.0 * number for number in range(len(given.times_s)))
     return replace(given, setting=replace(given.setting, limits=roomy), faults=Faults(), times_s=far_apart)

@@ -114,7 +114,7 @@ TAMPERS = (
 def test_tampered_runs_are_found_out(
     honest: tuple[Facts, Promise], tamper: Callable[[Facts, random.Random], None]
 ) -> None:
-    """R3, R97, R200: a lost or repeated token, a second end, work for who is over, a block in use: each is seen, wherever it is."""
+    """R3, R97, R200: a lost or repeated token, a second end, work for an ended request, a block in use: each is detected."""
     facts, promised = honest
     for seed in range(20):
         changed = list(facts)
@@ -126,11 +126,11 @@ def test_tampered_runs_are_found_out(
 
 
 def forget_to_release(patch: pytest.MonkeyPatch) -> None:
-    """Who ends by itself keeps its blocks."""
+    """A request that ends by itself keeps its blocks."""
     patch.setattr(CoreState, "retire", CoreState.end)
 
 
-def tell_every_tenth_token_to_nobody(patch: pytest.MonkeyPatch) -> None:
+def lose_every_tenth_token(patch: pytest.MonkeyPatch) -> None:
     """A token is in the sequence, and in no run."""
     update, count = Scheduler.update, iter(range(1_000_000))
 
@@ -191,7 +191,7 @@ def forget_the_lost_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "reset_sequences_of_lost_worker", lambda self: None)
 
 
-def never_tell_who_left(patch: pytest.MonkeyPatch) -> None:
+def never_report_ended_rows(patch: pytest.MonkeyPatch) -> None:
     """The worker keeps rows of those that are over."""
     schedule = Scheduler.schedule
 
@@ -206,12 +206,12 @@ def never_tell_who_left(patch: pytest.MonkeyPatch) -> None:
 
 SABOTAGE = (
     (forget_to_release, "device blocks are in use"),
-    (tell_every_tenth_token_to_nobody, "were lost or came twice"),
+    (lose_every_tenth_token, "were lost or came twice"),
     (tell_ends_twice, "ended twice"),
     (mix_prefixes_up, "reads in the block"),
     (free_too_early, "reads in the block"),
     (forget_the_lost_worker, "never ended"),
-    (never_tell_who_left, "rows are in use"),
+    (never_report_ended_rows, "rows are in use"),
 )
 
 

@@ -69,7 +69,7 @@ def repeat_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ownership, "result", lambda self, step_id: b"")
 
 
-def forget_who_left(patch: pytest.MonkeyPatch) -> None:
+def forget_ended_rows(patch: pytest.MonkeyPatch) -> None:
     """A planner that does not tell the worker whose rows are free."""
     encode = RowPlanner.encode
 
@@ -81,7 +81,7 @@ def forget_who_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPlanner, "encode", careless)
 
 
-@pytest.mark.parametrize("sabotage", [keep_rows_of_the_last_owner, repeat_nothing, forget_who_left])
+@pytest.mark.parametrize("sabotage", [keep_rows_of_the_last_owner, repeat_nothing, forget_ended_rows])
 def test_broken_links_are_found_out(
     sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

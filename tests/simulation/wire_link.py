@@ -19,7 +19,7 @@ from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.faults import Faults
 from quire_tools.simulation.link import Scheduling, SimulatedAnswer
 from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.worker_values import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from svc_common.net import rpc
@@ -115,7 +115,7 @@ class WireLink:
         return self._is_open
 
     @property
-    def under_way(self) -> list[StepPlan]:
+    def in_flight(self) -> list[StepPlan]:
         """Plans sent whose results did not come yet, oldest first."""
         return [plan for plan, _ in self._sent.values()]
 

@@ -14,7 +14,7 @@ from quire_tools.simulation.simulation import Simulation
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.workers.row_messages import RowSampling
+from scheduler_svc.worker_values import RowSampling
 from svc_common.errors import ConfigError
 from tests.simulation.checker import Streams, judge
 from tests.simulation.runs import Verdict, counts_of, promise, what_is_left
@@ -106,7 +106,7 @@ def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple
         given.cost,
         seed=given.seed,
         faults=given.faults,
-        max_under_way=depth,
+        max_in_flight=depth,
         observer=transcript,
         connect=partial(WireLink, worker, limits.max_num_seqs, _sampling, complaints.append),
     )
@@ -122,7 +122,7 @@ def _sampling(request_id: str) -> RowSampling:
 
 
 def expected_wire(given: Scenario) -> Streams:
-    """Every request alone, with nothing to disturb it; who never ends by itself gets all it asks for."""
+    """Every request alone, undisturbed; one that never ends by itself gets all the tokens that it asks for."""
     model_len = given.setting.limits.max_model_len + 8
     limits = replace(given.setting.limits, num_gpu_blocks=1_024, max_model_len=model_len, max_num_batched_tokens=1_024)
     calm = replace(given, setting=Setting(presets.preset("vllm-v1"), limits), faults=Faults())

@@ -49,7 +49,7 @@ service.run(serve(), stop_with_stdin=False, name="gateway", log_form=LogFormat(s
 
 
 def test_a_service_logs_a_bug_without_what_it_quotes() -> None:
-    """As a service runs: a bug in a call, with its cause, and one in a task that nobody waits for."""
+    """As a service runs: a bug in a call, with its cause, and one in a task that is not awaited."""
     assert CANARY not in _PROGRAM, "lines of code are in tracebacks"
     command = [sys.executable, "-c", _PROGRAM, "text"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -81,7 +81,7 @@ def test_what_quotes_nothing_is_whole() -> None:
 
 
 def test_as_json_every_line_is_an_object() -> None:
-    """The same program: one line for each bug, traceback within it, by whom and when."""
+    """The same program: one line for each bug, traceback within it, with logger and time."""
     command = [sys.executable, "-c", _PROGRAM, "json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
@@ -96,7 +96,7 @@ def test_as_json_every_line_is_an_object() -> None:
 
 
 def test_a_task_s_lines_are_about_what_it_serves() -> None:
-    """Ids stay within their tasks and what these start; a line may say itself whom it is about."""
+    """Ids stay within their tasks and what these start; a line may name another request."""
     written: list[dict[str, str]] = []
     formatter = JsonFormatter("scheduler")
 

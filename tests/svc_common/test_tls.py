@@ -1,4 +1,4 @@
-"""Encryption between services: who is let in, who is called, renewal without restart, no plain text elsewhere."""
+"""Encryption between services: which callers and servers are accepted, renewal without restart, no plain text elsewhere."""
 
 import asyncio
 import contextlib
@@ -108,7 +108,7 @@ async def test_only_callers_of_the_right_name_are_let_in(tmp_path: Path) -> None
 
 @asynchronous
 async def test_names_may_be_others_than_the_roles(tmp_path: Path) -> None:
-    """`--peer-name` replaces the role's word, for callers and for those who are called."""
+    """`--peer-name` replaces the role's name, for clients and for servers."""
     folder = made(tmp_path / "ours")
     async with listening(peers(folder, WORKER, "gateway=client"), GATEWAY) as address:
         async with peers(folder, CLIENT, "scheduler=worker").channel(address, SCHEDULER) as channel:
@@ -150,7 +150,7 @@ async def test_an_impostor_is_not_called(tmp_path: Path, theirs: CertificateFold
 
 @asynchronous
 async def test_renewal_needs_no_restart(tmp_path: Path, theirs: CertificateFolder) -> None:
-    """New files, of another authority even: new connections use them, open streams go on, who has only the old ones is out."""
+    """New files, even of another authority: new connections use them, open streams continue, the old ones are refused."""
     folder, old = made(tmp_path / "ours"), CertificateFolder(tmp_path / "old")
     old.path.mkdir()
     for file in folder.path.iterdir():
@@ -311,7 +311,7 @@ def test_door_options_that_do_not_fit() -> None:
 
 
 def test_which_name_is_expected_where(ours: CertificateFolder) -> None:
-    """One name: that one at any address. Several: the one that is the address' host, or nobody knows."""
+    """One name: that one at any address. Several: the one that equals the address' host, or none."""
     files = {"ca": ours.cert("ca"), "cert": ours.cert(SCHEDULER), "key": ours.key(SCHEDULER)}
     assert PeerSettings.of(**files).name_at(WORKER, "10.0.0.7") == WORKER
     several = PeerSettings.of(**files, names=("worker=w-0", "worker=w-1", "gateway=spiffe://quire/gateway"))

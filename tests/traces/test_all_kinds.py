@@ -1,6 +1,6 @@
 """A trace of every request, whatever became of it, over all three services; its numbers are the step log's.
 
-Under two policies: one that computes again whom it preempted and one that swaps.
+Under two policies: one that recomputes preempted requests and one that swaps them.
 """
 
 from collections import Counter

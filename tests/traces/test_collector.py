@@ -1,4 +1,4 @@
-"""What becomes of spans when the collector is slow, ill or gone: nobody waits, memory is bounded, what is lost is counted (2.4)."""
+"""Spans while the collector is slow, failing or gone: no service waits, memory is bounded, losses are counted (2.4)."""
 
 import time
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ def test_a_dead_collector_is_one_line_a_minute(caplog: pytest.LogCaptureFixture)
 def test_what_the_libraries_write_of_each_batch_is_in_that_line(
     sending: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ten batches that nobody takes are one line, which says why."""
+    """Ten batches that the collector does not accept are one line, with the reason."""
     sending.fail = grpc.StatusCode.INVALID_ARGUMENT
     service = telemetry.setup("gateway")
     for i in range(10):
@@ -115,7 +115,7 @@ class Stuck(SpanExporter):
 
 
 def test_a_full_queue_leaves_spans_out_and_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for room, and no more is held than may be; shutting down gives up after a while."""
+    """No call waits for room, and the buffer is bounded; shutting down gives up after a while."""
     assert trace_export._SHUTDOWN_S == 2.0
     monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
     exporter = Stuck()

@@ -68,7 +68,7 @@ def test_callers_are_not_asked_where_none_may_be_forced(
     service.shutdown()
 
 
-def test_who_does_not_want_to_be_traced_is_not(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsampled_caller_is_not_traced(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller whose own trace is not recorded; and children follow their parents."""
     service = gateway(receiver, monkeypatch, "parentbased_always_on")
     assert recorded(asked_to(service, "00", 5)) == 0

@@ -22,7 +22,7 @@ Vectors = Sequence[tuple[int, NDArray[np.float32]]]
 class StepInFlight:
     """One decode step in flight.
 
-    `lives`: incarnations of the batch's rows. `wants_logprobs`: per row of the batch. `drawing`: None if
+    `incarnations`: incarnations of the batch's rows. `wants_logprobs`: per row of the batch. `drawing`: None if
     nothing is drawn. `fetched`: results that are copied to the host, or only the event of completion.
     `vectors`: embeddings of pooled rows. `bad_rows`: rows with non-finite logits at a prompt token.
     `promise`: tokens already reserved in the row table; None if rows take in their tokens when the step
@@ -30,7 +30,7 @@ class StepInFlight:
     """
 
     batch: StepBatch
-    lives: IntArray
+    incarnations: IntArray
     wants_logprobs: BoolArray
     plan: DrawPlan
     drawing: Drawing | None
@@ -46,15 +46,15 @@ class StepInFlight:
         self.fetched.wait()
         self.here_ns = self.here_ns or clock.monotonic_ns()
 
-    def lives_of(self, rows: IntArray) -> IntArray:
+    def incarnations_of(self, rows: IntArray) -> IntArray:
         """Incarnations of some of the batch's rows."""
-        return self.lives[np.searchsorted(self.batch.rows, rows)]
+        return self.incarnations[np.searchsorted(self.batch.rows, rows)]
 
-    def drop(self, rows: IntArray, lives: IntArray) -> None:
-        """Void the results of `rows`, which failed as incarnations `lives` in an earlier step."""
-        failed = dict(zip(rows.tolist(), lives.tolist(), strict=True))
-        mine = zip(self.batch.rows.tolist(), self.lives.tolist(), strict=True)
-        self.dropped |= np.array([failed.get(row) == life for row, life in mine], np.bool_)
+    def drop(self, rows: IntArray, incarnations: IntArray) -> None:
+        """Void the results of `rows`, which failed as incarnations `incarnations` in an earlier step."""
+        failed = dict(zip(rows.tolist(), incarnations.tolist(), strict=True))
+        mine = zip(self.batch.rows.tolist(), self.incarnations.tolist(), strict=True)
+        self.dropped |= np.array([failed.get(row) == incarnation for row, incarnation in mine], np.bool_)
 
     def kept(self, rows: IntArray) -> BoolArray:
         """True for those of `rows`, which are of the batch, that have valid results."""

@@ -57,7 +57,7 @@ def report(flight: StepInFlight, landed: Landed, results: StepResults) -> None:
     results.add(
         Yield(
             rows=rows,
-            incarnations=flight.lives_of(rows),
+            incarnations=flight.incarnations_of(rows),
             counts=np.concatenate([settled.counts[yields], np.zeros_like(landed.failed)]),
             flags=np.concatenate([settled.flags[yields], np.full(len(landed.failed), _NOT_FINITE, np.uint8)]),
             token_ids=landed.token_ids,
@@ -68,15 +68,15 @@ def report(flight: StepInFlight, landed: Landed, results: StepResults) -> None:
     if drawn.mask_work.cpu_ns:
         work = drawn.mask_work
         rows = np.array(sorted(work.cpu_ns), np.int32)
-        results.add_masks(rows, flight.lives_of(rows), work)
+        results.add_masks(rows, flight.incarnations_of(rows), work)
     if len(drawn.beams):
         beams = (settled.flags[drawn.beams] == 0) & flight.kept(plan.rows[drawn.beams])
         rows = plan.rows[drawn.beams[beams]]
         candidates = drawn.candidates.taken(np.flatnonzero(beams))
-        results.add_candidates(Candidates(rows, flight.lives_of(rows), candidates))
+        results.add_candidates(Candidates(rows, flight.incarnations_of(rows), candidates))
     for row, vector in flight.vectors:
         if row not in landed.failed:
-            results.add_embedding(row, int(flight.lives_of(np.array([row]))[0]), vector)
+            results.add_embedding(row, int(flight.incarnations_of(np.array([row]))[0]), vector)
 
 
 def promised_tokens(flight: StepInFlight, landed: Landed) -> tuple[IntArray, NDArray[np.bool_]]:

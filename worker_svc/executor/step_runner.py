@@ -178,7 +178,7 @@ class StepRunner:
             self._remember(drawing)
         return StepInFlight(
             batch=batch,
-            lives=self._rows.incarnations[batch.rows],
+            incarnations=self._rows.incarnations[batch.rows],
             wants_logprobs=self._rows.logprobs[batch.rows],
             plan=plan,
             drawing=drawing,
@@ -249,17 +249,17 @@ class StepRunner:
     def _keep(self, flight: StepInFlight, promise: Promise, came: Landed) -> None:
         """Commit the drawn tokens of rows that advanced at launch."""
         token_ids, drew = promised_tokens(flight, came)
-        taken = drew & self._rows.is_alive(promise.rows, promise.lives)
+        taken = drew & self._rows.is_alive(promise.rows, promise.incarnations)
         self._rows.keep(promise, token_ids, drew)
         self._sampler.accept(promise.rows[taken], promise.places[taken], promise.places[taken] + 1)
         self._break(flight, flight.plan.rows[came.settled.flags > 0])
 
     def _break(self, flight: StepInFlight, rows: IntArray) -> None:
         """Fail `rows` of a flight, and void their results in later flights."""
-        lives = flight.lives_of(rows)
-        self._rows.fail(rows[self._rows.is_alive(rows, lives)])
+        incarnations = flight.incarnations_of(rows)
+        self._rows.fail(rows[self._rows.is_alive(rows, incarnations)])
         for _, later in self._flying:
-            later.drop(rows, lives)
+            later.drop(rows, incarnations)
 
     def _abandon(self, flight: StepInFlight) -> None:
         """Fail the rows of a flight after its results could not be read."""

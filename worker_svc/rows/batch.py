@@ -161,9 +161,9 @@ class PackedTokens:
 class Promise:
     """One drawn token per row that the host does not know yet.
 
-    `rows` [n] in incarnations `lives` [n]; the tokens' positions are `places` [n].
+    `rows` [n] in incarnations `incarnations` [n]; the tokens' positions are `places` [n].
     """
 
     rows: IntArray
-    lives: IntArray
+    incarnations: IntArray
     places: IntArray

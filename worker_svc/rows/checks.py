@@ -36,9 +36,10 @@ def _check_added(table: RowColumns, added: Additions, removed: IntArray) -> None
         raise InvalidArgument.field("added.rows", f"row {row} is in use by {table.names[row]!r}")
     stale = added.incarnations[known_rows] <= table.incarnations[rows]
     if stale.any():
-        row, life = int(rows[stale][0]), int(added.incarnations[known_rows][stale][0])
+        row, incarnation = int(rows[stale][0]), int(added.incarnations[known_rows][stale][0])
         raise InvalidArgument.field(
-            "added.incarnations", f"row {row} had incarnation {int(table.incarnations[row])}; {life} must be above it"
+            "added.incarnations",
+            f"row {row} had incarnation {int(table.incarnations[row])}; {incarnation} must be above it",
         )
 
 

@@ -119,7 +119,7 @@ class RowTable(RowColumns):
         Rows of an ended incarnation and rows that had failed are skipped.
         """
         rows, places = promise.rows, promise.places
-        here = self.is_alive(rows, promise.lives)
+        here = self.is_alive(rows, promise.incarnations)
         kept, broken = here & finite, here & ~finite
         self.token_ids[rows[kept], places[kept]] = token_ids[kept]
         self.num_unread[rows[kept]] -= 1
@@ -127,9 +127,9 @@ class RowTable(RowColumns):
         self.num_unread[rows[broken]] = 0
         self.fail(rows[broken])
 
-    def is_alive(self, rows: IntArray, lives: IntArray) -> BoolArray:
-        """[n]: True for those of `rows` still in incarnation `lives` and not failed."""
-        return self.occupied[rows] & (self.incarnations[rows] == lives) & ~self.failed[rows]
+    def is_alive(self, rows: IntArray, incarnations: IntArray) -> BoolArray:
+        """[n]: True for those of `rows` still in incarnation `incarnations` and not failed."""
+        return self.occupied[rows] & (self.incarnations[rows] == incarnations) & ~self.failed[rows]
 
     def fail(self, rows: IntArray) -> None:
         """Mark `rows` as failed: they compute nothing until they are removed."""

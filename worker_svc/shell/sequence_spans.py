@@ -52,7 +52,7 @@ class StepRows:
 
 
 @dataclass(slots=True)
-class _Visit:
+class _SequenceSpan:
     """One row's open span. Step numbers are the worker's (`_id`) and the scheduler's."""
 
     span: Span
@@ -86,16 +86,16 @@ class _Counts:
         return rows < len(self.blocks)
 
 
-class Visits:
+class SequenceSpans:
     """Owner of the open `worker.sequence` spans, by row."""
 
     def __init__(self, tracing: telemetry.Telemetry) -> None:
         self._tracing = tracing
-        self._visits: dict[int, _Visit] = {}
+        self._sequences: dict[int, _SequenceSpan] = {}
         self._counts = _Counts()
 
     def __len__(self) -> int:
-        return len(self._visits)
+        return len(self._sequences)
 
     def open(self, outputs: worker_pb2.SchedulerOutputs, times: StepClock) -> bool:
         """Open spans for added traced sequences. Returns True if there are any."""
@@ -133,7 +133,7 @@ class Visits:
         self._close(row)
         span = self._tracing.span(names.SEQUENCE, parent=parent, attributes=attributes, start_ns=times.start_ns)
         if span.is_recording():
-            self._visits[row] = _Visit(span, trace, outputs.step_id, outputs.scheduler_step)
+            self._sequences[row] = _SequenceSpan(span, trace, outputs.step_id, outputs.scheduler_step)
         return span.is_recording()
 
     def count(
@@ -163,30 +163,30 @@ class Visits:
 
     def traces_of(self, rows: Rows) -> list[common_pb2.TraceContext]:
         """Trace contexts of those of `rows` with an open span."""
-        found = (self._visits.get(row) for row in sorted(set(rows.tolist())))
-        return [visit.trace for visit in found if visit is not None]
+        found = (self._sequences.get(row) for row in sorted(set(rows.tolist())))
+        return [sequence.trace for sequence in found if sequence is not None]
 
     def end_all(self, why: str) -> None:
         """Close all spans at the end of the epoch or process."""
-        for row in list(self._visits):
-            self._visits[row].span.set_attribute(names.ENDED_BY, why)
+        for row in list(self._sequences):
+            self._sequences[row].span.set_attribute(names.ENDED_BY, why)
             self._close(row)
 
     def _close(self, row: int) -> common_pb2.TraceContext | None:
-        visit = self._visits.pop(row, None)
-        if visit is None:
+        sequence = self._sequences.pop(row, None)
+        if sequence is None:
             return None
         counts = self._counts
-        visit.span.set_attributes(
+        sequence.span.set_attributes(
             {
-                names.FIRST_STEP: visit.first_step,
+                names.FIRST_STEP: sequence.first_step,
                 names.LAST_STEP: int(counts.last_step[row]),
-                names.FIRST_STEP_ID: visit.first_step_id,
+                names.FIRST_STEP_ID: sequence.first_step_id,
                 names.LAST_STEP_ID: int(counts.last_step_id[row]),
                 names.NUM_STEPS: int(counts.num_steps[row]),
                 names.SAMPLED_TOKENS: int(counts.sampled_tokens[row]),
                 names.BLOCKS_MAX: int(counts.blocks[row]),
             }
         )
-        visit.span.end(int(counts.end_ns[row]))
-        return visit.trace
+        sequence.span.end(int(counts.end_ns[row]))
+        return sequence.trace

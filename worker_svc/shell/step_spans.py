@@ -8,6 +8,7 @@ per token. Without tracing there is no cost.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from opentelemetry.trace import Status, StatusCode
@@ -18,14 +19,15 @@ from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from svc_common.observability import telemetry
 from svc_common.observability import trace_names as names
+from svc_common.percentiles import percentiles
 from svc_common.token_bucket import TokenBucket
-from worker_svc.shell.sequence_spans import StepClock, StepRows, Visits
-from worker_svc.shell.slow_steps import SlowSteps
+from worker_svc.shell.sequence_spans import SequenceSpans, StepClock, StepRows
 
 __all__ = ["StepClock", "StepSpans"]
 
 _COMINGS_PER_S = 10
 """Limit of step spans per second because a traced sequence was added or removed; else each request would make two."""
+_NUM_STEPS, _LEAST_STEPS, _NUM_FRESH = 512, 100, 64
 
 
 class StepSpans:
@@ -36,14 +38,14 @@ class StepSpans:
     ) -> None:
         self._tracing = tracing
         self._interval = interval
-        self._visits = Visits(tracing)
+        self._sequences = SequenceSpans(tracing)
         self._slow = SlowSteps()
         self._comings = TokenBucket(_COMINGS_PER_S, _COMINGS_PER_S, clock)
 
     @property
     def num_open(self) -> int:
         """Traced sequences on the worker."""
-        return len(self._visits)
+        return len(self._sequences)
 
     def step(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> None:
         """Record a step; `result` may be an error. A refused step changed no row: it opens and closes no sequence span."""
@@ -53,8 +55,12 @@ class StepSpans:
         changes_rows = result.error.status != InvalidArgument.status
         links: list[common_pb2.TraceContext] = []
         if changes_rows:
-            left = self._visits.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows")) if self._visits else []
-            if (self._visits.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
+            left = (
+                self._sequences.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows"))
+                if self._sequences
+                else []
+            )
+            if (self._sequences.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
                 self._comings.take(1)
                 cause = "joins_or_leaves"
             links = self._take_part(outputs, result, times, wants_links=bool(cause)) + left
@@ -63,7 +69,7 @@ class StepSpans:
 
     def end_all(self, why: str) -> None:
         """Close all spans at the end of the epoch or process."""
-        self._visits.end_all(why)
+        self._sequences.end_all(why)
 
     def _take_part(
         self,
@@ -74,11 +80,11 @@ class StepSpans:
         wants_links: bool,
     ) -> list[common_pb2.TraceContext]:
         """Count the step for its traced sequences. Returns their contexts if wanted."""
-        if not self._visits:
+        if not self._sequences:
             return []
         rows = StepRows.of(outputs, result)
-        self._visits.count(outputs, result, rows, times)
-        return self._visits.traces_of(rows.computed) if wants_links else []
+        self._sequences.count(outputs, result, rows, times)
+        return self._sequences.traces_of(rows.computed) if wants_links else []
 
     def _cause(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs, times: StepClock) -> str:
         """Reason for a span of the step; empty if only an added or removed sequence could justify one."""
@@ -110,6 +116,24 @@ class StepSpans:
             span.set_attribute(names.ERROR_TYPE, result.error.reason)
             span.set_status(Status(StatusCode.ERROR, result.error.message))
         span.end(times.end_ns)
+
+
+class SlowSteps:
+    """Detects steps slower than the 99th percentile of the last 512, computed every 64 steps; none among the first 100."""
+
+    def __init__(self) -> None:
+        self._durations: deque[int] = deque(maxlen=_NUM_STEPS)
+        self._num_seen = 0
+        self._limit_ns: float | None = None
+
+    def observe(self, duration_ns: int) -> bool:
+        """Record a duration. Returns True if it exceeds the limit."""
+        is_slow = self._limit_ns is not None and duration_ns > self._limit_ns
+        self._durations.append(duration_ns)
+        self._num_seen += 1
+        if self._num_seen >= _LEAST_STEPS and (self._limit_ns is None or self._num_seen % _NUM_FRESH == 0):
+            self._limit_ns = percentiles(self._durations, (99,), observed=True)["p99"]
+        return is_slow
 
 
 def _attributes(outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> dict[str, int]:

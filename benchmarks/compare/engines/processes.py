@@ -92,10 +92,10 @@ class Child:
 
     def end(self) -> None:
         """Ask it to end, and kill what is left after a while."""
-        everyone = self.all()
+        processes = self.all()
         self.resume()
         self.process.terminate()
-        _, alive = psutil.wait_procs(everyone, timeout=_STOP_S)
+        _, alive = psutil.wait_procs(processes, timeout=_STOP_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -107,8 +107,8 @@ class Child:
 
     def memory(self) -> Memory:
         """See Memory. Read once, so that nothing is sampled during a run."""
-        everyone = self.all()
-        return Memory(sum(map(_peak_mb, everyone)), sum(map(_now_mb, everyone)))
+        processes = self.all()
+        return Memory(sum(map(_peak_mb, processes)), sum(map(_now_mb, processes)))
 
     def cpu_s(self) -> float:
         """Processor time of all living processes."""

@@ -23,7 +23,7 @@ PolicySet = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a part, knob or limit of the policy; repeatable: --policy vllm-v0 --set preemption_mode=swap.",
+        help="Set a key of the policy (`quire policies --json`); repeatable: --policy vllm-v0 --set preemption_mode=swap.",
         show_default=False,
         rich_help_panel=_SCHEDULING,
     ),

@@ -65,7 +65,7 @@ def _wasted(steps: Steps) -> int:
 
 def _numbers(runs: Mapping[str, Steps]) -> list[Number]:
     return [
-        Number(f"{policy}: {what}", value, "R1")
+        Number(f"{policy}: {what}", value)
         for policy, steps in runs.items()
         for what, value in (
             ("steps in all", len(steps)),
@@ -125,7 +125,7 @@ def _gaps(steps: Steps) -> list[int]:
 STOP = declared(
     "batching",
     "Static batches against continuous batching, step by step.",
-    ("R1", "R5"),
+    "docs/policies.md",
     title="Static batches against continuous batching",
     text=f"{len(_LENGTHS)} requests for 5 to 30 tokens share {_PLACES} places. A static batch runs until its slowest request has "
     "ended and admits no other; continuous batching forms the batch anew at every step.",

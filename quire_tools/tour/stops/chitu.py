@@ -184,12 +184,12 @@ def _not_behind(scheduler_type: str, one: ScoredTask, other: ScoredTask, now: in
 STOP = declared(
     "chitu",
     "Chitu's scorers: which task is first, and of which type a step is.",
-    ("R161", "R168", "R169", "R170"),
+    "docs/policies.md#chitu",
     title="Chitu's scorers: the same four tasks in eight orders",
     text="The type of the best-scored task is the type of the whole step; here a step has one prompt, or all that decode. "
     "scheduler_type is changed while the stack runs.",
     observe=_observe,
     picture=_picture,
     checks=_checks,
-    numbers=lambda runs: [Number(run.type, run.order, "R168") for run in runs],
+    numbers=lambda runs: [Number(run.type, run.order) for run in runs],
 )

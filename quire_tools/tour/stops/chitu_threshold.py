@@ -124,11 +124,11 @@ def _numbers(run: ThresholdRun) -> list[Number]:
     last = next((limit for step, limit in reversed(list(marks)) if step["preempted"]), run.total)
     return [
         Number("steps", len(run.seen.steps)),
-        Number("evictions", len(step_facts.preemptions(run.seen.steps)), "R173"),
-        Number("lowest threshold, blocks", min(run.thresholds), "R174"),
-        Number("times restored to the total", len(run.restored), "R175"),
-        Number("most blocks in use", max(run.used), "R170"),
-        Number("threshold after the last eviction", last, "R174"),
+        Number("evictions", len(step_facts.preemptions(run.seen.steps))),
+        Number("lowest threshold, blocks", min(run.thresholds)),
+        Number("times restored to the total", len(run.restored)),
+        Number("most blocks in use", max(run.used)),
+        Number("threshold after the last eviction", last),
     ]
 
 
@@ -203,7 +203,7 @@ def _waited(seen: Observation) -> tuple[bool, str]:
 STOP = declared(
     "chitu-threshold",
     "Chitu's adaptive threshold over time: halved by evictions, restored when a task ends.",
-    ("R170", "R173", "R174", "R175", "R181"),
+    "docs/policies.md#chitu",
     title="Chitu's adaptive threshold: congestion control on prompts",
     text=f"{len(_NAMES)} prompts of {_PROMPT_TOKENS} tokens with {min(OUTPUT_TOKENS.values())} to {max(OUTPUT_TOKENS.values())} "
     f"output tokens, {_NUM_BLOCKS - 1} blocks of 16. Decodes that run out of blocks evict the last task in order, and each "

@@ -96,8 +96,8 @@ def _numbers(found: ForkedSamples) -> list[Number]:
         number
         for fork in found.forks
         for number in (
-            Number(f"{fork.name}: copies", len(fork.copies), "R20"),
-            Number(f"{fork.name}: references before, most", max(references(fork.before).values()), "R19"),
+            Number(f"{fork.name}: copies", len(fork.copies)),
+            Number(f"{fork.name}: references before, most", max(references(fork.before).values())),
         )
     ]
 
@@ -141,7 +141,7 @@ def _token_check(seen: Observation) -> Check:
 STOP = declared(
     "cow",
     "Copy on write: a fork shares its last block, and the writers copy it.",
-    ("R3", "R19", "R20"),
+    "docs/architecture.md#6-blocks",
     title="Copy on write: a sequence copies a shared block before it writes",
     text="A prompt is computed once and its samples fork: same blocks, higher reference counts. A sample that writes into a "
     "shared block copies it first, so that of n sharers n - 1 copy and the last writes in place.",

@@ -170,7 +170,7 @@ def _numbers(run: CrashRun) -> list[Number]:
     return [
         Number("steps in all", len(run.seen.steps)),
         Number("steps of the new worker", len(run.after)),
-        Number("tokens computed again", again, "R27"),
+        Number("tokens computed again", again),
         Number("s from the kill to the next tokens", run.recovery_s),
         Number("tokens of the streams", _num_read(run.readings)),
         Number("steps lost in flight", sum(bool(step.get("error")) for step in run.seen.steps)),
@@ -202,7 +202,7 @@ def _checks(run: CrashRun) -> list[Check]:
 STOP = declared(
     "crash",
     "kill -9 of the worker in the middle of streams, which continue.",
-    ("R200",),
+    "docs/reliability.md",
     title="kill -9 of the worker in the middle of six streams",
     text=f"{_NUM_REQUESTS} streams of {_OUTPUT_TOKENS} tokens. After {_KILL_AFTER} tokens the worker is killed. It is "
     "restarted, the scheduler recomputes all tokens there, and the streams continue.",

@@ -97,12 +97,12 @@ def _of_rank(planned: list[Step], rank: int) -> Step:
 
 def _numbers(seen: Observation) -> list[Number]:
     return [
-        Number("rounds", len(_rounds(seen)), "R194"),
-        Number("steps of rank 0", len(seen.of_lane(0)), "R194"),
-        Number("steps of rank 1", len(seen.of_lane(1)), "R194"),
-        Number("rounds of prompts", len(_prompt_rounds(seen)), "R189"),
-        Number("of these with an idle rank", _num_idle(seen), "R189"),
-        Number("most tasks of a rank in a step", _most_tasks(seen), "R188"),
+        Number("rounds", len(_rounds(seen))),
+        Number("steps of rank 0", len(seen.of_lane(0))),
+        Number("steps of rank 1", len(seen.of_lane(1))),
+        Number("rounds of prompts", len(_prompt_rounds(seen))),
+        Number("of these with an idle rank", _num_idle(seen)),
+        Number("most tasks of a rank in a step", _most_tasks(seen)),
     ]
 
 
@@ -147,7 +147,7 @@ def _reused(seen: Observation) -> tuple[bool, str]:
 STOP = declared(
     "dp",
     "Data-parallel ranks: where tasks are placed, and that they stay.",
-    ("R188", "R189", "R190", "R193", "R194"),
+    "docs/policies.md#chitu",
     title="Data-parallel ranks: round robin, sticky, or by cached prefix",
     text=f"{_NUM_RANKS} workers with a cache each, {_MAX_REQS} places. Ranks take turns for new tasks, and a task stays at its "
     "rank; a task with a prefix cached at a rank goes there.",

@@ -165,12 +165,12 @@ def _wait_row(one: WaitReason, other: WaitReason) -> list[RenderableType]:
 
 def _numbers(seen: ExplainedRequest) -> list[Number]:
     return [
-        Number("first step that it ran in", next(step_facts.shares(seen.steps, _SUBJECT))[0], "R98"),
-        Number("prefill chunks", len(seen.chunks_of_steps), "R87"),
-        Number("tokens lost by preemption", seen.num_lost, "R77"),
-        Number("preemptions", len(seen.preempted_in), "R60"),
-        Number("spans of its trace", len(seen.trace.spans), "R12"),
-        Number("reasons to wait", len(seen.by_why), "R12"),
+        Number("first step that it ran in", next(step_facts.shares(seen.steps, _SUBJECT))[0]),
+        Number("prefill chunks", len(seen.chunks_of_steps)),
+        Number("tokens lost by preemption", seen.num_lost),
+        Number("preemptions", len(seen.preempted_in)),
+        Number("spans of its trace", len(seen.trace.spans)),
+        Number("reasons to wait", len(seen.by_why)),
     ]
 
 
@@ -218,7 +218,7 @@ def _checks(seen: ExplainedRequest) -> list[Check]:
 STOP = declared(
     "explain",
     "Why a request waited: `quire why` beside the trace of the same request.",
-    ("R12", "R60", "R77", "R87", "R98"),
+    "docs/explaining.md",
     title="Why did it wait? `quire why` and the trace give the same answer",
     text=f"Request {_SUBJECT} under vllm-v0-chunked: its trace over {len(_SERVICES)} services, then why it waited by both.",
     observe=_observe,

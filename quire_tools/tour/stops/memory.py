@@ -121,13 +121,13 @@ def _numbers(moment: MemoryMoment) -> list[Number]:
     report = moment.report
     return [
         Number("step", moment.step["step"]),
-        Number("sequences", report["num_sequences"], "R209"),
-        Number("tokens with a slot", report["num_tokens"], "R209"),
-        Number("blocks taken", report["physical_blocks"], "R15"),
-        Number("paged: slots without a token", report["waste_tokens"], "R14"),
-        Number("paged: most of one sequence", report["max_waste_tokens"], "R14"),
-        Number("contiguous: slots without a token", moment.lost["contiguous"], "R209"),
-        Number("contiguous: requests left out", report["contiguous"]["num_left_out"], "R209"),
+        Number("sequences", report["num_sequences"]),
+        Number("tokens with a slot", report["num_tokens"]),
+        Number("blocks taken", report["physical_blocks"]),
+        Number("paged: slots without a token", report["waste_tokens"]),
+        Number("paged: most of one sequence", report["max_waste_tokens"]),
+        Number("contiguous: slots without a token", moment.lost["contiguous"]),
+        Number("contiguous: requests left out", report["contiguous"]["num_left_out"]),
     ]
 
 
@@ -180,7 +180,7 @@ def _most_unused(step: Step, block_size: int) -> int:
 STOP = declared(
     "memory",
     "Memory of contiguous allocation against paged: used, reserved, internal, external.",
-    ("R14", "R15", "R16", "R17", "R209"),
+    "docs/architecture.md#6-blocks",
     title="One memory, two ways to divide it",
     text="",
     observe=_observe,

@@ -58,10 +58,10 @@ class OverlapRun:
         """Its numbers. The worker's idle share depends on the machine."""
         name, runs = self.option.lstrip("-").replace("-", " "), [timelines.run(step) for step in self.steps]
         return [
-            Number(f"{name}: decoding steps", len(self.steps), "R144"),
-            Number(f"{name}: worker's idle share", timelines.idle_share(runs), "R146"),
-            Number(f"{name}: median gap, µs", median(timelines.gaps(runs)) / 1e3, "R146"),
-            Number(f"{name}: planned ahead", self.num_ahead, "R147"),
+            Number(f"{name}: decoding steps", len(self.steps)),
+            Number(f"{name}: worker's idle share", timelines.idle_share(runs)),
+            Number(f"{name}: median gap, µs", median(timelines.gaps(runs)) / 1e3),
+            Number(f"{name}: planned ahead", self.num_ahead),
         ]
 
 
@@ -138,7 +138,7 @@ def _checks(runs: Sequence[OverlapRun]) -> list[Check]:
 STOP = declared(
     "overlap",
     "Planning the next step while one runs: two lanes in time.",
-    ("R144", "R146", "R147", "R149", "R159"),
+    "docs/performance.md",
     title="Overlap: the scheduler plans step k+1 while the worker runs step k",
     text=f"{_NUM_REQUESTS} requests decode together, policy vllm-v1-async. Without overlap the worker waits for each plan; with "
     "it the next plan is already queued, with placeholders for tokens that are not sampled yet.",

@@ -12,12 +12,12 @@ from quire_tools.tour.scenario import request
 from quire_tools.tour.screen import Check, Number, declared
 from quire_tools.tour.stage import GATE, Stage
 
-_PROMPTS = {"R1": 3, "R2": 5, "R3": 12}
+_PROMPTS = {"A": 3, "B": 5, "C": 12}
 _BUDGET = 11
 """Tokens per step under v1: ten, plus one for the request that decodes throughout."""
 _LIMITS: dict[str, dict[str, Any]] = {"v0": {}, "v1": {"max_num_batched_tokens": _BUDGET, "max_num_seqs": _BUDGET}}
-_EXPECTED = [{"R1": 3, "R2": 5, "R3": 2}, {"R1": 1, "R2": 1, "R3": 8}, {"R1": 1, "R2": 1, "R3": 2}]
-"""Tokens per request in the first three steps under v1: at most 10 a step, R3 in three chunks."""
+_EXPECTED = [{"A": 3, "B": 5, "C": 2}, {"A": 1, "B": 1, "C": 8}, {"A": 1, "B": 1, "C": 2}]
+"""Tokens per request in the first three steps under v1: at most 10 a step, C in three chunks."""
 Steps = Sequence[Step]
 
 
@@ -68,10 +68,10 @@ def _numbers(runs: Mapping[str, Steps]) -> list[Number]:
         number
         for name, steps in runs.items()
         for number in (
-            Number(f"{name}: steps that mix both", sum(len(_kinds(step)) == 2 for step in steps), "R41"),
-            Number(f"{name}: steps in which {GATE} paused", sum(GATE not in _tokens(step) for step in steps), "R40"),
-            Number(f"{name}: most tokens of a step", _most(steps), "R128"),
-            Number(f"{name}: steps until R3 has its prompt", _prompt_steps(steps), "R128"),
+            Number(f"{name}: steps that mix both", sum(len(_kinds(step)) == 2 for step in steps)),
+            Number(f"{name}: steps in which {GATE} paused", sum(GATE not in _tokens(step) for step in steps)),
+            Number(f"{name}: most tokens of a step", _most(steps)),
+            Number(f"{name}: steps until C has its prompt", _prompt_steps(steps)),
         )
     ]
 
@@ -82,7 +82,7 @@ def _most(steps: Steps) -> int:
 
 def _prompt_steps(steps: Steps) -> int:
     """Steps from the first one with a prompt to the one that completes the longest prompt."""
-    last = max(place for place, step in enumerate(steps) if (group := share(step, "R3")) and group["prefill"])
+    last = max(place for place, step in enumerate(steps) if (group := share(step, "C")) and group["prefill"])
     return last - _first(steps) + 1
 
 
@@ -120,7 +120,7 @@ def _checks(runs: Mapping[str, Steps]) -> list[Check]:
 STOP = declared(
     "phases",
     "Steps of vLLM v0, all prompts or all decodes, against mixed and chunked steps of v1.",
-    ("R40", "R41", "R127", "R128"),
+    "docs/policies.md#presets",
     title="Phases: all prompts or all decodes, against one budget for both",
     text=f"Prompts of 3, 5 and 12 tokens arrive while {GATE} decodes. Under v0 a step is all prompts or all decodes, and decodes "
     f"wait; under v1 a step has {_BUDGET} tokens for every request with tokens to compute, and a long prompt comes in chunks.",

@@ -79,8 +79,8 @@ def _priority(stack: TourStack) -> Scene:
         "priority: two places, `high` arrives last",
         _timetable(steps, names),
         [
-            Number("priority: requests preempted", len(preemptions), "R83"),
-            Number("priority: steps until it starts", gap, "R85"),
+            Number("priority: requests preempted", len(preemptions)),
+            Number("priority: steps until it starts", gap),
         ],
         [
             Check(
@@ -132,8 +132,8 @@ def _delay_scene(stack: TourStack, names: list[str]) -> Scene:
         f"delay_factor={_DELAY_FACTOR:g}: prompts wait for others",
         _timetable([step for step in steps if starts["1st"] - 3 <= step["step"]], names),
         [
-            Number("delay: s that the 1st prompt took", latency_s, "R57"),
-            Number("delay: steps until the 2nd starts", starts["2nd"] - starts["1st"], "R57"),
+            Number("delay: s that the 1st prompt took", latency_s),
+            Number("delay: steps until the 2nd starts", starts["2nd"] - starts["1st"]),
         ],
         [
             Check(
@@ -153,7 +153,7 @@ def _delay_scene(stack: TourStack, names: list[str]) -> Scene:
 STOP = declared(
     "policy-v0",
     "Priority, the delay factor, prompts that never fit, and adapter slots, as in vLLM 0.6.3.",
-    ("R23", "R47", "R50", "R53", "R57", "R82"),
+    "docs/policies.md#keys",
     title="vLLM 0.6.3: priority, delay, prompts that never fit, adapter slots",
     text=f"Policy vllm-v0 on {_NUM_BLOCKS} blocks, {_WATERMARK} of them kept free; each picture has the steps of one scene.",
     observe=_observe,

@@ -140,14 +140,14 @@ def _numbers(found: PreemptRuns) -> list[Number]:
     lost, modes = recompute.preempted, [one.mode for one in by_number.preempted]
     again = sum(int(one.back[1]["tokens"]) for one in lost if one.back is not None)
     return [
-        Number("recompute: preemptions", len(lost), "R77"),
-        Number("recompute: tokens lost", sum(one.amount for one in lost), "R27"),
-        Number("recompute: tokens computed again", again, "R26"),
-        Number("by number: one sample, recomputed", modes.count(RECOMPUTE), "R76"),
-        Number("swap: preemptions", len(swap.preempted), "R78"),
-        Number("swap: blocks copied out", sum(one.amount for one in swap.preempted), "R73"),
-        Number("swap: blocks copied in", swap.total("swap_in"), "R73"),
-        Number("by number: two samples, swapped", modes.count(SWAP), "R76"),
+        Number("recompute: preemptions", len(lost)),
+        Number("recompute: tokens lost", sum(one.amount for one in lost)),
+        Number("recompute: tokens computed again", again),
+        Number("by number: one sample, recomputed", modes.count(RECOMPUTE)),
+        Number("swap: preemptions", len(swap.preempted)),
+        Number("swap: blocks copied out", sum(one.amount for one in swap.preempted)),
+        Number("swap: blocks copied in", swap.total("swap_in")),
+        Number("by number: two samples, swapped", modes.count(SWAP)),
     ]
 
 
@@ -224,7 +224,7 @@ def _by_number(run: ModeRun) -> tuple[bool, str]:
 STOP = declared(
     "preempt",
     "Which request is preempted when blocks run out, how, and what it costs.",
-    ("R3", "R27", "R60", "R72", "R73", "R76", "R77", "R78"),
+    "docs/policies.md#keys",
     title="Preemption: recomputed, or copied to the host and back",
     text=f"Four prompts of {_PROMPT_TOKENS} tokens with {_OUTPUT_TOKENS} output tokens each, {_NUM_BLOCKS} blocks of "
     f"{_BLOCK_SIZE}: at the end they would need 24. Policy vllm-v0.",

@@ -124,9 +124,9 @@ def _hit_row(hits: PrefixHits, name: str, what: str) -> list[RenderableType]:
 
 def _numbers(hits: PrefixHits) -> list[Number]:
     return [
-        *(Number(f"{name}: cached tokens", hits.cached(name), "R134") for name in _EXPECTED),
-        Number("others: cached blocks evicted", len(hits.evicted), "R137"),
-        Number("cached blocks that stayed", len(hits.kept), "R137"),
+        *(Number(f"{name}: cached tokens", hits.cached(name)) for name in _EXPECTED),
+        Number("others: cached blocks evicted", len(hits.evicted)),
+        Number("cached blocks that stayed", len(hits.kept)),
     ]
 
 
@@ -157,7 +157,7 @@ def _checks(hits: PrefixHits) -> list[Check]:
 STOP = declared(
     "prefix",
     "Prefix caching: hit rules, what a hit saves, and the evictor's order under pressure.",
-    ("R22", "R107", "R108", "R116", "R134", "R137", "R138"),
+    "docs/architecture.md#6-blocks",
     title="Prefix caching: what is found, and what is evicted first",
     text=f"A prompt finds full blocks of {_BLOCK_SIZE} tokens that hold the same tokens at the same positions; cached tokens need "
     f"no computation and none of a step's {_BUDGET} tokens. When blocks run short the least recently used are evicted first.",

@@ -104,8 +104,8 @@ def _numbers(seen: Observation) -> list[Number]:
     for name in seen.names:
         logical, physical = _blocks(seen, name)
         found += [
-            Number(f"{name}: logical, physical", f"{logical} {physical}", "R19" if name in _SAMPLES else "R21"),
-            Number(f"{name}: saved, percent", f"{_saved(seen, name):.2%}", "R209" if name in _SAMPLES else "R14"),
+            Number(f"{name}: logical, physical", f"{logical} {physical}"),
+            Number(f"{name}: saved, percent", f"{_saved(seen, name):.2%}"),
         ]
     return found
 
@@ -136,7 +136,7 @@ def _checks(seen: Observation) -> list[Check]:
 STOP = declared(
     "sharing",
     "Blocks of parallel samples and beams: logical against physical, beside the closed form.",
-    ("R14", "R19", "R21", "R209"),
+    "docs/generating.md#several-outputs",
     title="One prompt, several outputs",
     text=f"Samples of one request share the full blocks of their prompt ({_PROMPT_TOKENS} tokens) and have blocks of their own "
     "for their outputs; beams share prefixes of outputs as well.",

@@ -73,12 +73,12 @@ def _lanes(steps: Sequence[Step]) -> Text:
 def _numbers(seen: Observation) -> list[Number]:
     most = [max(map(len, _residents(seen, slot))) for slot in _SLOTS]
     return [
-        Number("steps of slot 0", len(seen.of_lane(0)), "R183"),
-        Number("most residents of slot 0", most[0], "R184"),
-        Number("most steps in flight at once", _most_in_flight(seen.steps), "R179"),
-        Number("steps of slot 1", len(seen.of_lane(1)), "R183"),
-        Number("most residents of slot 1", most[1], "R184"),
-        Number("planned while the other ran", timelines.num_planned_ahead(_both(seen)), "R147"),
+        Number("steps of slot 0", len(seen.of_lane(0))),
+        Number("most residents of slot 0", most[0]),
+        Number("most steps in flight at once", _most_in_flight(seen.steps)),
+        Number("steps of slot 1", len(seen.of_lane(1))),
+        Number("most residents of slot 1", most[1]),
+        Number("planned while the other ran", timelines.num_planned_ahead(_both(seen))),
     ]
 
 
@@ -125,7 +125,7 @@ def _drains(seen: Observation) -> tuple[bool, str]:
 STOP = declared(
     "skew",
     "Chitu's skew scheduler: two slots, two batches in flight.",
-    ("R147", "R179", "R183", "R184", "R186"),
+    "docs/policies.md#chitu",
     title="Chitu's skew scheduler: one batch is planned while the other runs",
     text=f"{len(_NAMES)} tasks, {len(_SIZES)} slots with {_SIZES[0]} and {_SIZES[1]} places. A step runs the residents of one "
     "slot; a slot of decodes takes no prompt until it has drained.",

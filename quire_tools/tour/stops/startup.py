@@ -102,12 +102,12 @@ def _point(share: float) -> Text:
 def _numbers(start: StartedStack) -> list[Number]:
     account = start.account
     return [
-        Number("weights, bytes", account.weight_bytes, "R9"),
-        Number("largest step, bytes", account.peak_activation_bytes, "R9"),
-        Number("block, bytes", account.block_bytes, "R9"),
-        Number("device blocks", account.num_gpu_blocks, "R9"),
-        Number("host blocks", account.num_cpu_blocks, "R9"),
-        Number("blocks in the pool at step 1", start.pool_blocks, "R8"),
+        Number("weights, bytes", account.weight_bytes),
+        Number("largest step, bytes", account.peak_activation_bytes),
+        Number("block, bytes", account.block_bytes),
+        Number("device blocks", account.num_gpu_blocks),
+        Number("host blocks", account.num_cpu_blocks),
+        Number("blocks in the pool at step 1", start.pool_blocks),
     ]
 
 
@@ -120,7 +120,7 @@ def _checks(start: StartedStack) -> list[Check]:
     return [
         Check("load, then profile, then serve", -1 not in at and at == sorted(at), ", ".join(_STAGES)),
         Check(
-            "a block's bytes are R9's product",
+            "a block's bytes follow from config.json",
             account.block_bytes == start.block_bytes,
             f"{account.block_bytes}, from config.json {start.block_bytes}",
         ),
@@ -147,7 +147,7 @@ def _checks(start: StartedStack) -> list[Check]:
 STOP = declared(
     "startup",
     "From a checkpoint to the first token: the order, and what uses how much memory.",
-    ("R8", "R9"),
+    "docs/architecture.md#7-the-step-on-the-wire",
     title="From a checkpoint to the first token",
     text="The worker loads the weights, runs the largest step once to measure its memory, and allocates all KV blocks before the "
     "first request; the scheduler then hands out block ids. On a GPU the blocks take what the rest leaves of its memory.",

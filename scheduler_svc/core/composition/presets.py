@@ -29,7 +29,7 @@ from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlace
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.parts.step_shares import StepShares
-from scheduler_svc.core.parts.tenant_accounts import NobodyCounts, ServiceAccount
+from scheduler_svc.core.parts.tenant_accounts import NoTenantAccounts, ServiceAccount
 from scheduler_svc.core.parts.waiting_deadlines import Deadlines, DropExpired
 from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
@@ -148,7 +148,7 @@ def queue_of(spec: PolicySpec, ordering: Ordering) -> GroupQueue:
 
 def account_of(waiting: GroupQueue) -> ServiceAccount:
     """The account of service per tenant: the queue itself if it is fair between tenants, else a no-op."""
-    return waiting if isinstance(waiting, FairQueue) else NobodyCounts()
+    return waiting if isinstance(waiting, FairQueue) else NoTenantAccounts()
 
 
 def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:

@@ -129,7 +129,7 @@ class ServiceAccount(Protocol):
         """Running groups of tenants above their share of places, if the tenant of `head` is below its own."""
 
 
-class NobodyCounts:
+class NoTenantAccounts:
     """Account that treats all tenants alike."""
 
     def started(self, group: Group) -> None:

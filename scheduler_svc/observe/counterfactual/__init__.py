@@ -1,1 +1,1 @@
-"""Counterfactuals of waits: which values of which knobs would have let a request in."""
+"""Counterfactuals of waits: which values of which policy keys would have let a request in."""

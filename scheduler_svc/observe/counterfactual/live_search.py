@@ -42,7 +42,7 @@ class LiveSearch:
     ) -> tuple[dict[int, Counterfactual], int]:
         """Counterfactuals by position of the episode, and the number of waits that could not be searched in time.
 
-        A counterfactual maps knobs to values that would have let the request in at the episode's first step.
+        A counterfactual maps policy keys to values that would have let the request in at the episode's first step.
         Only steps in the record buffer can be searched; without recording the result is empty.
         """
         waits = {i: _question(core_id, episodes[i]) for i in by_worth(episodes)}

@@ -1,4 +1,4 @@
-"""Counterfactual of a wait: the knobs and smallest values that would have let a request in at a step, found by search.
+"""Counterfactual of a wait: the policy keys and smallest values that would have let a request in at a step, found by search.
 
 Instead of a formula, the step is planned again with other values (`Replanning`). So the answer accounts for
 everything ahead of the request, and one unit less was tried and does not suffice.
@@ -21,9 +21,9 @@ RISING = (
     "max_reqs",
     "prefill_chunk_size",
 )
-"""Knobs that admit more when raised."""
+"""Keys that admit more when raised."""
 FALLING = ("watermark_blocks", "delay_factor")
-"""Knobs that admit more when lowered, down to 0."""
+"""Keys that admit more when lowered, down to 0."""
 _RESOLUTION = 2.0**-20
 
 

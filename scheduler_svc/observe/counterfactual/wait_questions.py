@@ -1,4 +1,4 @@
-"""Counterfactual answers for past waits: which knob, at which value, would have let a request in, with one unit less failing.
+"""Counterfactual answers for past waits: which policy key, at which value, would have let a request in, with one unit less failing.
 
 Also a program, for services that must not stop to answer: `python -m scheduler_svc.observe.counterfactual.wait_questions
 FILE` reads rounds of questions as JSON from standard input and writes a line of JSON for each answer when it

@@ -1,4 +1,4 @@
-"""Who of the freed blocks goes first (R110, R111)."""
+"""Which of the freed blocks is evicted first (R110, R111)."""
 
 import hypothesis.strategies as st
 import pytest
@@ -36,7 +36,7 @@ def test_what_is_not_there_is_an_error() -> None:
 
 
 def test_an_update_keeps_the_place() -> None:
-    """R111: a written time changes who goes, not the order of the table."""
+    """R111: a changed access time changes which block is evicted, not the order of the table."""
     evictor = LruEvictor()
     evictor.add(1, 4, 1.0)
     evictor.add(2, 4, 2.0)

@@ -52,7 +52,7 @@ def test_adapters_and_tenants_share_nothing(field: dict[str, object]) -> None:
     assert rules.hits[1] == 2
 
 
-def test_who_wants_nothing_cached_gets_nothing() -> None:
+def test_a_request_that_wants_no_hits_gets_none() -> None:
     """R117: without reuse known blocks are not taken, and nothing is asked."""
     rules = make(caching=True)
     begin(rules, prompt("a", range(8)))
@@ -142,7 +142,7 @@ def test_blocks_that_later_chunks_fill(as_recorded: bool, num_known: int) -> Non
 
 
 def test_a_gap_lasts_until_the_sequence_is_freed() -> None:
-    """R121: who once had a block to compute is never told of more; freed and started again it is."""
+    """R121: a sequence that once had a block to compute gets no further hits; freed and started again it does."""
     rules = make(caching=True)
     a = prompt("a", range(12))
     begin(rules, a)

@@ -46,7 +46,7 @@ def test_swap_in_says_now_later_or_never() -> None:
     assert rules.can_swap_in([a]) is LATER, "3 of 3 free would break the watermark"
     rules.release(b)
     assert rules.can_swap_in([a], num_lookahead=9) is OK, "5 of 6"
-    assert rules.can_swap_in([a], num_lookahead=13) is OK, "nobody runs whom the watermark would protect"
+    assert rules.can_swap_in([a], num_lookahead=13) is OK, "nothing runs that the watermark would protect"
     assert rules.can_swap_in([a], num_lookahead=14) is NEVER
 
 

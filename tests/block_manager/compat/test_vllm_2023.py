@@ -148,7 +148,7 @@ def test_swap_counts_distinct_blocks() -> None:
     assert tight.can_swap_in([a, d]) is NEVER
 
 
-def test_the_watermark_protects_only_those_who_run() -> None:
+def test_the_watermark_protects_only_running_sequences() -> None:
     """R72: on an idle device a group above the watermark comes back; it would wait for ever."""
     rules, a = make(4, watermark_blocks=1), prompt("a", range(10))
     begin(rules, a)

@@ -94,7 +94,7 @@ def test_a_copy_that_is_full_already_goes_by_its_contents() -> None:
     assert rules.ledger.tables["b"] == [0, 2]
 
 
-def test_who_wants_nothing_cached_gets_private_blocks() -> None:
+def test_a_request_that_wants_no_hits_gets_private_blocks() -> None:
     """R113: a private hash for every block."""
     rules = make(caching=True)
     begin(rules, prompt("a", range(8)))
@@ -211,7 +211,7 @@ def test_without_caching_nothing_is_counted() -> None:
 
 
 def test_a_partial_block_that_was_written_on_is_found_no_more() -> None:
-    """R113, R200: who comes back from the host with the same prompt is not copied over what the other wrote since."""
+    """R113, R200: a request swapped in with the same prompt is not copied over blocks that the other wrote since."""
     rules = make(caching=True)
     a, b = prompt("a", [0]), prompt("b", [0])
     for sequence in (a, b):

@@ -155,7 +155,7 @@ class QuireLives(RuleBasedStateMachine):
     @precondition(lambda self: self.window and self.groups)
     @rule(data=st.data())
     def look_ahead(self, data: st.DataObject) -> None:
-        """R105: what is behind the window is somebody else's from now on."""
+        """R105: blocks behind the window may be given to other sequences from now on."""
         sequence = data.draw(st.sampled_from(data.draw(st.sampled_from(self.groups))))
         free = self.rules.num_free_gpu
         shared = [self.rules.ledger.gpu.refs[b] > 1 for b in self.rules.ledger.tables[sequence.name]]

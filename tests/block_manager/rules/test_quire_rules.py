@@ -45,7 +45,7 @@ def two_samples(rules: QuireRules, num_tokens: int = 6) -> list[KnownSequence]:
     ],
 )
 def test_admission_keeps_the_watermark(num_tokens: int, num_held: int, status: AllocStatus) -> None:
-    """R51, R52: of 10 blocks 2 stay free while anybody runs: with 3 held 5 now, 6 to 10 later, when nobody does any more."""
+    """R51, R52: of 10 blocks 2 stay free while a request runs: with 3 held 5 fit now, 6 to 10 later, when none runs any more."""
     rules = make(10, watermark=2)
     if num_held:
         start(rules, prompt("a/0", range(100, 100 + SIZE * num_held)))
@@ -64,7 +64,7 @@ def test_the_default_watermark_is_one_percent() -> None:
         assert rules.can_admit([prompt("b/0", [1] * (most + 1))], PrefixHit(), most + 1) is AllocStatus.LATER
 
 
-def test_who_has_grown_into_the_watermark_may_come_back() -> None:
+def test_a_sequence_grown_into_the_watermark_may_return() -> None:
     """R52: the watermark is no reason to give up a sequence that has outputs; alone on the device it gets it all."""
     rules = make(4, watermark=2)
     a = KnownSequence("a/0", list(range(16)), 8)
@@ -76,7 +76,7 @@ def test_who_has_grown_into_the_watermark_may_come_back() -> None:
 
 
 def test_hits_relieve_the_need() -> None:
-    """R134, R51: blocks of a prefix that somebody holds need not be free; what no pool can hold is never admitted."""
+    """R134, R51: blocks of a referenced prefix need not be free; a prompt that no pool can hold is never admitted."""
     rules = make(5)
     start(rules, prompt("a/0", range(16)))
     b = prompt("b/0", range(16))

@@ -121,7 +121,7 @@ def test_n_sharers_of_a_partial_block_make_n_minus_1_copies(num_samples: int, ca
 
 
 def test_copies_are_counted_before_they_are_made() -> None:
-    """R20: three sharers need two blocks; one writer of three needs one, and owners who do not write keep the source."""
+    """R20: three sharers need two blocks; one writer of three needs one, and owners that do not write keep the source."""
     rules = make(3)
     first = prompt("a/0", range(6))
     start(rules, first)
@@ -258,7 +258,7 @@ def test_equal_leading_blocks_are_shared_and_no_others() -> None:
 
 @pytest.mark.parametrize("other", [{"lora_id": 1}, {"cache_salt": "x"}, {"no_cache_reuse": True}, {"cache_salt": "0"}])
 def test_adapter_and_salt_keep_prefixes_apart(other: dict[str, object]) -> None:
-    """R107, R138: equal tokens under another adapter or tenant salt, or of who wants none, hit nothing."""
+    """R107, R138: equal tokens under another adapter or tenant salt, or of a request that wants no hits, hit nothing."""
     rules = make()
     start(rules, prompt("a/0", range(9)))
     assert rules.lookup(prompt("b/0", range(9), **other)) == PrefixHit()
@@ -295,7 +295,7 @@ def test_full_blocks_are_known_as_soon_as_they_are_planned() -> None:
 
 
 def test_a_hit_on_free_blocks_costs_them() -> None:
-    """R136: hits nobody holds count as needed: with 3 free blocks, 2 of them the prefix, 3 blocks fit and 4 do not."""
+    """R136: unreferenced hits count as needed: with 3 free blocks, 2 of them the prefix, 3 blocks fit and 4 do not."""
     rules = make(3)
     a = prompt("a/0", range(9))
     start(rules, a)
@@ -326,7 +326,7 @@ def test_the_end_of_a_prefix_is_overwritten_first() -> None:
 
 
 def test_equal_blocks_are_not_merged() -> None:
-    """R137: who computes the same keeps its own blocks; the first that was registered is found."""
+    """R137: a sequence that computes the same block keeps its own; the block registered first is found."""
     rules = make()
     a, b = prompt("a/0", range(8)), prompt("b/0", range(8), no_cache_reuse=True)
     start(rules, a)
@@ -422,7 +422,7 @@ def test_blocks_that_all_hold_are_common() -> None:
     assert off.num_common_prefix_blocks([a]) == 0
 
 
-def test_lookups_and_hits_are_counted_in_blocks_of_who_started() -> None:
+def test_lookups_and_hits_are_counted_in_blocks_of_started_sequences() -> None:
     """R119: asking is not counted; 2 of 3 blocks found make (3, 2) more; nothing with caching off."""
     rules = make()
     start(rules, prompt("a/0", range(13)))
@@ -438,7 +438,7 @@ def test_lookups_and_hits_are_counted_in_blocks_of_who_started() -> None:
 
 
 def test_plain_v1_does_not_swap() -> None:
-    """R131: who must leave is computed again; nothing can be asked to move."""
+    """R131: a preempted request is recomputed; a swap is never requested."""
     rules = make()
     a = prompt("a/0", range(9))
     start(rules, a)

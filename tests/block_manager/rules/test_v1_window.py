@@ -76,7 +76,7 @@ def test_there_and_back_without_what_is_out_of_sight() -> None:
 
 
 def test_nothing_is_found_in_a_null_block() -> None:
-    """R107: who comes back from the host registers its own blocks alone."""
+    """R107: a request swapped in from the host registers only its own blocks."""
     rules = make()
     a = looked_ahead(rules)
     rules.swap_out([a])
@@ -86,8 +86,8 @@ def test_nothing_is_found_in_a_null_block() -> None:
     assert rules.lookup(prompt("b/0", range(18))).block_ids == ()
 
 
-def test_without_a_host_block_to_stand_for_it_nobody_moves() -> None:
-    """Host blocks that came later: none is set aside, so who has null blocks is computed again."""
+def test_without_a_host_block_for_the_null_block_nothing_is_swapped() -> None:
+    """Host blocks that were added later: none is reserved, so a sequence with null blocks is recomputed."""
     rules = make(num_host=0)
     a = looked_ahead(rules)
     rules.resize(13, 8)

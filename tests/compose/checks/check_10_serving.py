@@ -63,7 +63,7 @@ def _services(trace: dict[str, Any]) -> set[str]:
 
 
 def test_stand_ins_say_what_they_are(cpu: Stack) -> None:
-    """Nobody takes them for the real ones."""
+    """They cannot be mistaken for the real ones."""
     for service, url in (("jaeger", JAEGER), ("grafana", GRAFANA)):
         title = f"STAND-IN for {service.capitalize()} (test)"
         assert f"<title>{title}</title>" in get(url).text

@@ -93,7 +93,7 @@ def test_doors_are_published_on_loopback_alone(cpu: Stack) -> None:
 
 
 def test_networks_lead_where_they_should(cpu: Stack) -> None:
-    """Only `edge` leads out, and who is in which is what docker-compose.yml says."""
+    """Only `edge` leads out, and each service is in the networks that docker-compose.yml names."""
     members = {name: _network(name) for name in ("edge", "control", "data", "telemetry")}
     assert {name: network["Internal"] for name, network in members.items()} == {
         "edge": False,
@@ -107,7 +107,7 @@ def test_networks_lead_where_they_should(cpu: Stack) -> None:
     assert _services_of(members["telemetry"]) == set(ALL)
 
 
-def test_networks_are_closed_to_who_is_not_in_them(cpu: Stack) -> None:
+def test_networks_are_closed_to_other_services(cpu: Stack) -> None:
     """The gateway's address in `control` is the scheduler's to call and not the worker's; that in `edge` is neither's."""
     addresses = {
         name: cpu.inspect("gateway")["NetworkSettings"]["Networks"][f"quire_{name}"] for name in ("control", "edge")
@@ -117,7 +117,7 @@ def test_networks_are_closed_to_who_is_not_in_them(cpu: Stack) -> None:
         for service in ("scheduler", "worker")
         for name, address in addresses.items()
     }
-    assert [who for who, was in reached.items() if was] == [("scheduler", "control")]
+    assert [service for service, was in reached.items() if was] == [("scheduler", "control")]
 
 
 _CONNECT = "import socket; socket.create_connection(('{}', 50051), timeout=3)"

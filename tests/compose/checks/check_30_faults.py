@@ -61,7 +61,7 @@ def test_killed_it_comes_back_and_no_stream_notices(
 def test_cut_off_and_back(
     cpu: Stack, door: Client, expected: list[list[int]], figures: Figures, service: str, network: str
 ) -> None:
-    """The network is gone for some seconds; nobody died, streams go on with the same tokens."""
+    """The network is gone for some seconds; no service ends, streams continue with the same tokens."""
     with door:
         streams = _begun(door)
         with cpu.disconnected(service, network):

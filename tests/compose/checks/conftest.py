@@ -67,7 +67,7 @@ def figures() -> Figures:
 
 @pytest.fixture(scope="session")
 def stacks(figures: Figures) -> Iterator[Stacks]:
-    """Whoever uses it may change which stack is up."""
+    """A check that uses it may change which stack is up."""
     stacks = Stacks(figures)
     yield stacks
     stacks.end()
@@ -75,5 +75,5 @@ def stacks(figures: Figures) -> Iterator[Stacks]:
 
 @pytest.fixture
 def cpu(stacks: Stacks) -> Stack:
-    """What `docker compose up` gives who has read nothing."""
+    """The result of `docker compose up` without any preparation."""
     return stacks.need("cpu", Setup())

@@ -25,7 +25,7 @@ class Forwarder(trace_service_pb2_grpc.TraceServiceServicer):
     def Export(
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
-        """Counted once the next one has it; its errors are the sender's, who tries again."""
+        """Counted once the next one has it; its errors are the sender's, which retries."""
         try:
             answer = self._next.Export(request, timeout=_TIMEOUT_S)
         except grpc.RpcError as error:

@@ -34,7 +34,7 @@ def test_a_deadline_brings_forward_by_what_is_left_until_it_must_start() -> None
 
 
 def test_the_queue_is_in_that_order() -> None:
-    """R81: who waited for longer than patience goes before a newcomer of the next class."""
+    """R81: a request that waited longer than patience goes before a newcomer of the next class."""
     core = quire_core({"max_num_seqs": 1}, patience_s=5.0)
     core.add(request("runs", 4, max_tokens=30, priority=-10))
     core.schedule(0.0)
@@ -46,7 +46,7 @@ def test_the_queue_is_in_that_order() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_waiting_is_bounded_under_overload(seed: int) -> None:
-    """R81, R202: nobody starts before a request that arrived more than `longest_overtaking_s` earlier, whatever arrives."""
+    """R81, R202: none starts before a request that arrived more than `longest_overtaking_s` earlier, whatever arrives."""
     rng = random.Random(seed)
     patience_s = rng.choice([0.0, 1.0, 4.0])
     core = quire_core(
@@ -79,8 +79,8 @@ def test_waiting_is_bounded_under_overload(seed: int) -> None:
                 assert later.first_scheduled_time >= r.first_scheduled_time
 
 
-def test_who_needs_an_adapter_slot_is_passed_over_but_not_for_ever() -> None:
-    """R53, R202: others pass until it is `patience_s` late; then nobody starts before it, and its adapter gets the slot."""
+def test_a_request_that_needs_an_adapter_slot_is_passed_over_but_not_for_ever() -> None:
+    """R53, R202: others pass until it is `patience_s` late; then none starts before it, and its adapter gets the slot."""
     core = quire_core({"max_num_seqs": 2}, patience_s=5.0, max_loras=1)
     other = request("other", 4, max_tokens=2, at=0.0)
     other.lora_id = 2
@@ -102,7 +102,7 @@ def test_who_needs_an_adapter_slot_is_passed_over_but_not_for_ever() -> None:
 
 
 def test_sorted_queue_is_a_sorted_list() -> None:
-    """R30, R81: pushing, popping and taking out of the middle keep the order; who is not there cannot be taken out."""
+    """R30, R81: pushing, popping and taking out of the middle keep the order; an absent one cannot be taken out."""
     rng, queue, expected = random.Random(5), SortedQueue(AgingPriority(3.0, CostBook())), []
     for number in range(3_000):
         act = rng.random()

@@ -1,4 +1,4 @@
-"""When the progress guard steps in (decision 0007): not while anybody gains tokens, or may still."""
+"""When the progress guard acts (decision 0007): not while a request gains tokens, or still can."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from tests.support.core.builders import make_request
 from tests.support.core.pipelines import Loop, build
 
 
-def test_preemptions_count_until_anybody_gains_a_token() -> None:
+def test_preemptions_count_until_a_token_is_gained() -> None:
     """R66, R208: a group is stuck after so many in the same situation with no token in between, whosever."""
     guard = ProgressGuard()
     [group], [other] = make_request("a", 3).groups, make_request("b", 3).groups

@@ -26,7 +26,7 @@ def test_without_any_experience_outputs_are_taken_to_be_as_long_as_they_may() ->
 
 
 def test_what_is_left_is_the_mean_of_those_that_became_longer() -> None:
-    """Of lengths 10, 20, 60 one with 15 tokens gets 25 more; one with 60 gets what it may; nobody gets more than that."""
+    """Of lengths 10, 20, 60 one with 15 tokens gets 25 more; one with 60 gets what it may; none gets more than that."""
     lengths = OutputLengths()
     for length in (10, 20, 60):
         lengths.note(length, 1_000)
@@ -64,7 +64,7 @@ def test_the_peak_is_when_the_next_to_end_is_at_its_end() -> None:
 
 
 def test_a_prompt_waits_for_those_that_will_need_the_blocks_and_says_so() -> None:
-    """R52, R132: with room for the prompt but not for what all become; nobody is preempted, and alone anybody starts."""
+    """R52, R132: with room for the prompt but not for the forecast peak; none is preempted, and alone any request starts."""
     core = quire_core({"num_gpu_blocks": 13}, restraint="expected_peak", caution=1.0)
     core.add(request("a", 8, max_tokens=24))
     core.add(request("b", 8, max_tokens=24, at=1.0))
@@ -81,12 +81,12 @@ def test_a_prompt_waits_for_those_that_will_need_the_blocks_and_says_so() -> Non
 
 def test_enough_blocks_and_it_starts() -> None:
     """The numbers of the reason are true: with the blocks that it names as needed the prompt starts, with one less it waits."""
-    for num_blocks, who in ((18, ["a", "b"]), (17, ["a"])):
+    for num_blocks, names in ((18, ["a", "b"]), (17, ["a"])):
         core = quire_core({"num_gpu_blocks": num_blocks}, restraint="expected_peak", caution=1.0)
         core.add(request("a", 8, max_tokens=24))
         core.add(request("b", 8, max_tokens=24, at=1.0))
         core.schedule(0.0)
-        assert running(core) == who, num_blocks
+        assert running(core) == names, num_blocks
 
 
 def test_shared_prefixes_take_no_room() -> None:

@@ -1,4 +1,4 @@
-"""Groups with costly grammars sit out steps: others keep their speed, and nobody's tokens change."""
+"""Groups with costly grammars sit out steps: others keep their speed, and no tokens change."""
 
 from dataclasses import dataclass, field, replace
 

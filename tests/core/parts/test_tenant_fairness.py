@@ -49,7 +49,7 @@ def test_a_flood_does_not_keep_another_waiting() -> None:
 
 
 def test_tenants_take_turns() -> None:
-    """Requests of one size each: one of each tenant after the other, whatever waits of whom."""
+    """Requests of one size each: one of each tenant after the other, whatever their number."""
     core = quire_core({"max_num_seqs": 1, **ROOMY})
     for tenant, count in (("a", 4), ("b", 12), ("c", 4)):
         for i in range(count):
@@ -69,8 +69,8 @@ def test_tokens_count_and_not_requests() -> None:
     assert 3 <= sum(name.startswith("long") for name in first) <= 7
 
 
-def test_who_comes_back_has_little_saved_up() -> None:
-    """VTC with a burst: lifted to so many tokens below the least served that waits; its pause is nobody's debt beyond that."""
+def test_a_returning_tenant_has_little_saved_up() -> None:
+    """VTC with a burst: lifted to so many tokens below the least served that waits; its pause earns no more than that."""
     core = quire_core(LONG)
     for i in range(20):
         core.add(_of("busy", str(i), 2_000, 2, at=0.0))
@@ -86,7 +86,7 @@ def test_who_comes_back_has_little_saved_up() -> None:
 
 
 def test_a_class_of_priority_is_worth_so_many_tokens_between_tenants() -> None:
-    """It lets a tenant go first; it lets nobody starve."""
+    """It lets a tenant go first; it lets no tenant starve."""
     core = quire_core(LONG)
     for i in range(8):
         core.add(_of("vip", str(i), 2_000, 2, priority=-1, at=0.0))
@@ -108,7 +108,7 @@ def test_within_a_tenant_the_policy_orders() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_floods(seed: int) -> None:
-    """Work-conserving, nobody starves, and two that wait all the time are served alike but for a bound that no load moves."""
+    """Work-conserving, no tenant starves, and two that wait all the time are served alike but for a bound that no load moves."""
     rng = random.Random(seed)
     most, seqs = 24, rng.randint(1, 4)
     core = quire_core({"max_num_seqs": seqs, **ROOMY})
@@ -135,7 +135,7 @@ def test_random_floods(seed: int) -> None:
             requests[new.request_id] = new
             core.add(new)
         for plan in core.schedule(float(step)):
-            assert len(core.state.running) == seqs, "a slot is empty while somebody waits"
+            assert len(core.state.running) == seqs, "a slot is empty while a request waits"
             core.update(answer(plan), float(step))
         if step == 20:
             at_begin = _served(requests)
@@ -202,7 +202,7 @@ def test_accounts_are_set_right_at_the_end_and_survive_a_snapshot() -> None:
         assert _shares(lived).shares.of("a").num_served >= 6 * (8 + OUTPUT_WEIGHT * 4)
 
 
-def test_why_tells_who_was_passed_over() -> None:
+def test_why_names_the_tenant_that_was_passed_over() -> None:
     """The first of the flooding tenant hears once that others have their turn, and by how much it is ahead."""
     core = quire_core({"max_num_seqs": 1, **ROOMY})
     for i in range(3):
@@ -219,7 +219,7 @@ def test_why_tells_who_was_passed_over() -> None:
 
 
 def test_it_can_be_switched_while_it_runs() -> None:
-    """Nobody is lost; accounts begin anew."""
+    """No request is lost; accounts begin anew."""
     core = quire_core({"max_num_seqs": 1, **ROOMY}, tenant_fairness=False)
     for i in range(3):
         core.add(_of("b", str(i), at=0.0))
@@ -270,7 +270,7 @@ def test_a_place_is_made_for_a_tenant_below_its_share() -> None:
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_floods_with_few_blocks(seed: int, swap: bool) -> None:
-    """R200, R202: preemptions by share among those for blocks, on the host too: all end, no block is lost, nobody is stuck."""
+    """R200, R202: preemptions by share among those for blocks, on the host too: all end, no block is lost, none is stuck."""
     rng = random.Random(seed)
     knobs = {"preemption_mode": "swap" if swap else None, "compute_token_s": 0.1, "swap_block_s": 0.01}
     core = quire_core({"max_num_seqs": 3, "num_gpu_blocks": 20}, patience_s=2.0, **knobs)

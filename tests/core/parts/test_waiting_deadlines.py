@@ -54,7 +54,7 @@ def test_cached_tokens_need_no_time() -> None:
     assert running(core) == ["first", "second"]
 
 
-def test_who_expires_in_the_queue_ends_before_it_computes_anything() -> None:
+def test_a_request_that_expires_in_the_queue_computes_nothing() -> None:
     """It ends in the next plan, once, and no step has a share of it."""
     core = quire_core({"max_num_seqs": 1})
     core.add(request("runs", 4, max_tokens=30))
@@ -71,7 +71,7 @@ def test_who_expires_in_the_queue_ends_before_it_computes_anything() -> None:
     assert core.schedule(6.0)[0].ended == []
 
 
-def test_who_runs_is_left_to_its_caller() -> None:
+def test_running_requests_are_left_to_the_caller() -> None:
     """Its client may still want what there is."""
     core = quire_core()
     core.add(request("runs", 4, max_tokens=6, deadline=2.0))
@@ -80,7 +80,7 @@ def test_who_runs_is_left_to_its_caller() -> None:
     assert ended == []
 
 
-def test_who_was_preempted_is_dropped_with_its_blocks_on_the_host() -> None:
+def test_a_preempted_request_is_dropped_with_its_blocks_on_the_host() -> None:
     """Computing it again would be for nothing."""
     core = quire_core({"num_gpu_blocks": 9}, compute_token_s=0.1, swap_block_s=0.01)
     core.add(request("a", 11, max_tokens=20))

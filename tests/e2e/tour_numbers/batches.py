@@ -33,14 +33,14 @@ def _phases(files: Sequence[Steps], printed: Mapping[str, str]) -> dict[str, str
     for name, steps in zip(("v0", "v1"), files, strict=True):
         places = [place for place, step in enumerate(steps) if shares(step)]
         shown = steps[max(0, places[0] - 2) : places[-1] + 1]
-        longest = [place for place, step in enumerate(steps) if shares(step).get("R3", {}).get("prefill")]
+        longest = [place for place, step in enumerate(steps) if shares(step).get("C", {}).get("prefill")]
         mixed = [step for step in shown if {group["prefill"] for group in step["scheduled"]} == {True, False}]
         paused = [step for step in shown if "gate" not in {group["id"] for group in step["scheduled"]}]
         found |= {
             f"{name}: steps that mix both": str(len(mixed)),
             f"{name}: steps in which gate paused": str(len(paused)),
             f"{name}: most tokens of a step": str(max(step["computed_tokens"] for step in shown)),
-            f"{name}: steps until R3 has its prompt": str(max(longest) - places[0] + 1),
+            f"{name}: steps until C has its prompt": str(max(longest) - places[0] + 1),
         }
     return found
 

@@ -46,7 +46,7 @@ def _memory(files: Sequence[Steps], printed: Mapping[str, str]) -> dict[str, str
 
 
 def _contiguous(steps: Steps, held: Mapping[str, int], num_blocks: int) -> Any:
-    """The same requests in regions, in the order in which they started; who starts later waits."""
+    """The same requests in regions, in the order in which they started; a request that starts later waits."""
     order = list(dict.fromkeys(group["id"] for step in steps for group in step["scheduled"]))
     lengths = {name: _length(steps, name) for name in order}
     last = max(map(order.index, held))
@@ -87,7 +87,7 @@ def _sharing(files: Sequence[Steps], printed: Mapping[str, str]) -> dict[str, st
 
 
 def _cow(files: Sequence[Steps], printed: Mapping[str, str]) -> dict[str, str]:
-    """A copy leaves the source with whoever did not copy: before, all of them held it."""
+    """A copy leaves the source with the sequences that did not copy: before, all of them held it."""
     [steps] = files
     found = {}
     for name in ("two", "four", "full"):

@@ -30,7 +30,7 @@ def prompts(steps: Steps) -> list[Mapping[str, Any]]:
 
 
 def leaves(steps: Steps, first_letter: str, mode: str) -> list[tuple[Mapping[str, Any], str]]:
-    """(step, who) of those that left in that way, of requests that begin with the letter."""
+    """(step, request) of those that were preempted in that way, of requests that begin with the letter."""
     return [
         (step, name)
         for step in steps

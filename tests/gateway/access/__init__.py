@@ -1,1 +1,1 @@
-"""Tests of who may call."""
+"""Tests of access control."""

@@ -1,4 +1,4 @@
-"""Who may call, at the real doors: nothing is open by accident, and every refusal says why."""
+"""Access at the real listeners: nothing is open by accident, and every refusal has a reason."""
 
 import asyncio
 import logging
@@ -313,8 +313,8 @@ async def test_keys_are_never_in_the_log(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @asynchronous
-async def test_without_a_file_everybody_is_the_default_tenant() -> None:
-    """As before: no key is asked for, and nobody can name a tenant."""
+async def test_without_a_file_every_caller_is_the_default_tenant() -> None:
+    """As before: no key is required, and no caller can name a tenant."""
     async with pair() as (_, attachment, running):
         named = (("x-tenant-id", "acme"),)
         request = pb.GenerateRequest(text="x", cache=pb.CacheOptions(cache_salt="salt"))

@@ -34,7 +34,7 @@ def test_keys_have_enough_bits_and_only_their_hash_is_kept(tmp_path: Path) -> No
     assert not any(key in tenants_file(tmp_path).read_text() for key in KEYS.values())
 
 
-def test_a_caller_is_who_its_key_says(tmp_path: Path) -> None:
+def test_a_key_identifies_its_caller(tmp_path: Path) -> None:
     """Whatever else the metadata says; the scheme's letters do not matter."""
     callers = TenantCallers(tenants_file(tmp_path))
     acme = callers.of(bearer("acme") | {"x-tenant-id": "acme"})
@@ -61,7 +61,7 @@ def test_a_caller_is_who_its_key_says(tmp_path: Path) -> None:
         (bearer("proxy") | {"x-tenant-id": "nobody"}, "TENANT_NOT_ALLOWED"),
     ],
 )
-def test_who_is_refused_and_why(tmp_path: Path, headers: dict[str, str], reason: str) -> None:
+def test_which_callers_are_refused_and_why(tmp_path: Path, headers: dict[str, str], reason: str) -> None:
     """The key itself is in no message."""
     callers = TenantCallers(tenants_file(tmp_path))
     with pytest.raises((Unauthenticated, PermissionDenied)) as refused:
@@ -96,7 +96,7 @@ def test_a_key_expires_while_the_gateway_runs(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_file_is_refused_by_place_and_never_by_value(tmp_path: Path, text: str, said: str) -> None:
-    """Somebody may have written a key where its hash belongs: it must not get into the log."""
+    """If a key is written where its hash belongs, it must not get into the log."""
     path = tmp_path / "tenants.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=said) as refused:
@@ -106,7 +106,7 @@ def test_a_broken_file_is_refused_by_place_and_never_by_value(tmp_path: Path, te
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
-    """At the start; nobody is let in by mistake."""
+    """At the start; no caller is admitted by mistake."""
     with pytest.raises(ConfigError, match="No such file"):
         TenantCallers(tmp_path / "none.toml")
 
@@ -134,7 +134,7 @@ def test_a_changed_file_counts_without_restart(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_new_file_does_not_fill_the_buckets(tmp_path: Path) -> None:
-    """Otherwise a tenant's quota would begin anew whenever anybody's key changes; new limits count at once."""
+    """Otherwise a tenant's quota would begin anew whenever any key changes; new limits count at once."""
     limited = FILE.replace("[tenants.globex]", "[tenants.globex]\nrequests_per_s = 0.001\nconcurrent_requests = 1")
     callers = TenantCallers(tenants_file(tmp_path, limited))
     callers.of(bearer("globex")).terms.count_call()
@@ -187,7 +187,7 @@ class TestCommand:
         assert "the key is acme's" in self.run("check", str(path), "--key", given=f"{key}\n")
 
     def test_a_new_file_is_for_its_owner_alone(self, tmp_path: Path) -> None:
-        """Hashes are no secrets, but who has which rights is."""
+        """Hashes are no secrets, but which key has which rights is."""
         path = tmp_path / "new.toml"
         self.run("new", "acme", "--file", str(path))
         assert path.stat().st_mode & 0o777 == 0o600

@@ -111,7 +111,7 @@ def test_requests_at_a_time() -> None:
 
 
 def test_priority_is_capped() -> None:
-    """Higher = sooner; without a word of the file nobody is above the rest."""
+    """Higher = sooner; without an entry in the file no tenant is above the rest."""
     made, quota = terms(Clock())
     with made.permit(-5), pytest.raises(PermissionDenied) as refused, made.permit(1):
         pass
@@ -141,7 +141,7 @@ def test_what_a_request_cost() -> None:
 
 
 def test_another_calls_request_costs_its_reader_nothing() -> None:
-    """An idempotent call that attaches, and Resume: who submitted it was charged."""
+    """An idempotent call that attaches, and Resume: the submitter was charged."""
     request = running(submit(3, 10), 4)
     request.was_attached = True
     assert used_tokens(request) == 0

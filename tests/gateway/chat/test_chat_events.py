@@ -93,7 +93,7 @@ def events_of(
     reason: int,
     delivered: int,
 ) -> Iterator[AnyDelta | pb.Finished]:
-    """The events that a reader who has `delivered` tokens gets."""
+    """The events for a reader that has `delivered` tokens."""
     text = TextStream(model, stops, parser=how.parser())
     yield from fed(ChoiceEvents(0, text, with_logprobs=True, num_delivered=delivered), ids, batches, reason)
 

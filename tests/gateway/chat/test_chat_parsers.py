@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_svc.chat.buffered import MAX_BLANKS
-from gateway_svc.chat.guard import GuardedParser
-from gateway_svc.chat.parsing import ChatParsing
+from gateway_svc.chat.parsing import ChatParsing, GuardedParser
 from gateway_svc.chat.tool_calls.call_parser_base import MAX_HELD_CHARS
 from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
 from gateway_svc.text.output_parser import CONTENT, REASONING, PartKind, TextSpan

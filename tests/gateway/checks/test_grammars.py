@@ -140,7 +140,7 @@ def test_surrogates_in_any_text_are_refused(checker: GrammarChecker) -> None:
     assert "lone surrogate" in refusal(checker, REGEX, "a\ud800")
 
 
-def test_a_kind_that_nobody_knows(checker: GrammarChecker) -> None:
+def test_an_unknown_kind(checker: GrammarChecker) -> None:
     """UNSPECIFIED, and numbers of a later release."""
     for kind in (common_pb2.GRAMMAR_KIND_UNSPECIFIED, 77):
         assert refusal(checker, kind, "a").startswith("structured_output: ")  # type: ignore[arg-type]

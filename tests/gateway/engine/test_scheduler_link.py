@@ -343,7 +343,7 @@ async def test_requests_wait_for_a_scheduler_that_comes_later() -> None:
 
 @asynchronous
 async def test_waiting_is_bounded_in_number_and_time() -> None:
-    """Beyond either bound: UNAVAILABLE with a retry time. Where nobody is loading a model the time is short."""
+    """Beyond either bound: UNAVAILABLE with a retry time. Where no worker is loading a model the time is short."""
     async with gateway("127.0.0.1:1", max_waiting_requests=1, unreachable_s=0.5) as running:
         waiting = running.stub.Generate(HELLO, timeout=20)
         await asyncio.sleep(0.1)
@@ -355,7 +355,7 @@ async def test_waiting_is_bounded_in_number_and_time() -> None:
 
 @asynchronous
 async def test_a_request_waits_long_only_while_a_worker_is_loading() -> None:
-    """Patient while the model is on its way, and quick to say that nobody is there."""
+    """Waits while the model is being loaded, and fails at once where there is no worker."""
     async with engine() as scheduler:
         scheduler.welcome.ClearField("limits")
         scheduler.welcome.state.CopyFrom(engine_pb2.ServiceState(reason="the worker is loading", warming=True))
@@ -419,7 +419,7 @@ async def test_a_bundle_that_is_not_what_was_asked_for_is_not_used() -> None:
 
 
 @asynchronous
-async def test_held_requests_that_nobody_wants_are_cancelled() -> None:
+async def test_held_requests_without_a_reader_are_cancelled() -> None:
     """A scheduler that still holds a request whose client left is told so."""
     async with engine() as scheduler:
         scheduler.welcome.held.add(handle=77, request_id="gone", token_offsets=wire_arrays.pack([0], wire_arrays.U32))

@@ -200,7 +200,7 @@ async def test_what_cannot_be_resumed(p: Pair) -> None:
 
 @asynchronous
 async def test_a_dropped_stream_is_held_for_the_grace_time() -> None:
-    """Resumable: it goes on without a reader and is ended when nobody came; others are ended when their reader goes."""
+    """Resumable: it continues without a reader and ends if none returns; others end with their reader."""
     async with pair(frontend_grace_s=1.0) as p:
         call = stream(p.one, request(resumable=True, max_tokens=3000), x_request_id="r")
         await follow(Read(), call, until=2)

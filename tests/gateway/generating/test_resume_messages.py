@@ -26,7 +26,7 @@ PROMPT = [5, 6, 7]
 
 
 def held(handle: int, num_made: int = 0) -> engine_pb2.EngineMessage:
-    """A request of somebody else's, with log probabilities, that arrived a second ago and has a minute left."""
+    """Another client's request, with log probabilities, that arrived a second ago and has a minute left."""
     submit = engine_pb2.Submit(
         request_id="r",
         token_ids=wire_arrays.pack(PROMPT),
@@ -89,7 +89,7 @@ async def test_a_resumed_request_survives_its_scheduler() -> None:
 
 
 @asynchronous
-async def test_who_leaves_while_the_scheduler_is_away() -> None:
+async def test_a_client_that_cancels_while_the_scheduler_is_away() -> None:
     """Detached, not cancelled; a further reader at this gateway goes on with the request as it is known here, its seed too."""
     async with pair() as (scheduler, stream, running):
         attachment = stream
@@ -139,7 +139,7 @@ async def test_only_what_is_resumable_is_detached() -> None:
         await attachment.next_submit()
         attachment = await reattached(scheduler, attachment)
         submit = await attachment.next_submit()
-        assert not submit.resubmitted, "it may be somebody else's; the scheduler says so"
+        assert not submit.resubmitted, "it may be another client's; the scheduler decides"
         await running.stub.Cancel(pb.CancelRequest(request_id="kept"), timeout=20)
         assert [cancel.handle for cancel in (await attachment.next()).cancels] == [submit.handle]
         with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -263,7 +263,7 @@ def test_streams_are_whole_in_many_orders_of_events(record_property: Any) -> Non
 
 
 @asynchronous
-async def test_an_end_that_nobody_reads_is_no_failure_of_ours() -> None:
+async def test_an_unread_end_is_no_failure_of_ours() -> None:
     """A request that was over when its reader was cut off as the slowest: SLOW_READER, not INTERNAL."""
     life = Life(1)
     life.table = RequestTable(life.outbox, 3)

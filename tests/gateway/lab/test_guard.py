@@ -1,4 +1,4 @@
-"""Who may look at the lab: what another site's page may not do, what a key opens, and what browsers are told."""
+"""Access to the lab: what another site's page may not do, what a key permits, and which headers browsers get."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RecordedLabSource:
 
 @asynchronous
 async def test_browsers_are_told_what_the_page_may_do(source: RecordedLabSource) -> None:
-    """Every answer, refusals too: nothing but the page's own files, in no frame, and nobody guesses types."""
+    """Every answer, refusals too: nothing but the page's own files, in no frame, and types are not guessed."""
     assert "unsafe" not in CONTENT_SECURITY_POLICY and "default-src 'none'" in CONTENT_SECURITY_POLICY
     async with client(source) as http:
         for path in ("/", "/page/js/main.js", "/lab/about", "/lab/steps?since=x", "/nothing", "/page/none.js"):
@@ -61,10 +61,10 @@ async def test_browsers_are_told_what_the_page_may_do(source: RecordedLabSource)
         ("", False),
     ],
 )
-async def test_names_that_somebody_else_may_have_are_refused(
+async def test_names_that_another_site_may_have_are_refused(
     source: RecordedLabSource, host: str, allowed: bool
 ) -> None:
-    """DNS rebinding: a site's own name that leads here. Addresses, localhost and the operator's own names are nobody else's."""
+    """DNS rebinding: a site's name that resolves to this machine. Addresses, localhost and the operator's names are accepted."""
     async with client(source, "lab.example") as http:
         for path in ("/", "/lab/about", "/page/js/main.js"):
             answer = await http.get(path, headers={"host": host})

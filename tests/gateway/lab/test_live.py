@@ -1,4 +1,4 @@
-"""The lab of a running stack: what the page is told is what the admin API says, and nobody is asked while no page looks."""
+"""The lab of a running stack: the page gets what the admin API returns, and nothing is polled while no page is open."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from gateway_svc.calls import EverybodyIsTheDefaultTenant
+from gateway_svc.calls import DefaultTenantOnly
 from gateway_svc.http.server import HttpServer
 from gateway_svc.lab import translation
 from gateway_svc.lab.app import lab_app
@@ -53,7 +53,7 @@ async def lab(running: Stack) -> AsyncIterator[tuple[httpx.AsyncClient, Counted]
     """The lab over a real listener: streams must break when their readers go."""
     asked = Counted(running.admin_address)
     source = LiveLabSource(asked, title="here", can_generate=False)
-    server = HttpServer(LabGuard(lab_app(source), EverybodyIsTheDefaultTenant()), 1.0)
+    server = HttpServer(LabGuard(lab_app(source), DefaultTenantOnly()), 1.0)
     url = f"http://127.0.0.1:{server.bind('127.0.0.1', 0, option='')}"
     serving = asyncio.create_task(server.run_bound())
     try:
@@ -175,7 +175,7 @@ async def test_blocks_queues_and_reasons_of_a_step_are_of_one_moment() -> None:
 
 
 @run_async
-async def test_nobody_is_asked_while_no_page_looks() -> None:
+async def test_nothing_is_polled_while_no_page_is_open() -> None:
     """Before the first page, and as soon as the last one is gone; the scheduler's stream ends with it."""
     async with stack(SLOW) as running, lab(running) as (http, asked):
         await running.gateway.end_of(await running.gateway.submit(PROMPT, max_tokens=5))

@@ -61,7 +61,7 @@ def test_a_refusal_of_the_template_names_the_messages() -> None:
     ],
 )
 def test_errors_of_a_template_never_quote_the_conversation(source: str, told: str) -> None:
-    """What people wrote is in no error, whoever words it; names of the template's own are told."""
+    """A client's text is in no error, whatever its wording; names of the template's own are reported."""
     secret = [{"role": "user", "content": "canary-1f"}]
     with pytest.raises(InvalidArgument) as caught:
         ChatTemplate(source, {}).render(secret)

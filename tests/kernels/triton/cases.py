@@ -68,7 +68,7 @@ class Inputs:
 
 
 def make_inputs(problem: Problem) -> Inputs:
-    """The same contents for whoever computes them; blocks in random order."""
+    """The same contents for every backend; blocks in random order."""
     rng = torch.Generator().manual_seed(problem.seed)
     shape, size = problem.shape, problem.shape.block_size
     width = max(-(-(old + new) // size) for old, new in problem.sequences) + 1

@@ -33,7 +33,7 @@ def compare(kind: str, seeds: range, record) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_reference(kind, record_property):
-    """R18: block tables, grouped heads, windows, soft caps; NaN in every block that nobody may read. A sample of the shapes."""
+    """R18: block tables, grouped heads, windows, soft caps; NaN in every block that must not be read. A sample of the shapes."""
     compare(kind, range(QUICK), record_property)
 
 
@@ -55,7 +55,7 @@ def test_every_way_to_share_gives_the_same(record_property):
 
 
 def test_long_contexts_are_cut_and_short_ones_are_not():
-    """The plan follows the lengths: parts for who has many keys, none where there are programs enough."""
+    """The plan follows the lengths: parts for sequences with many keys, none where there are programs enough."""
     problem = narrowed(
         random_problem("decode", 0),
         group=2,

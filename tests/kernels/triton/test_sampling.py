@@ -25,7 +25,7 @@ def uniform_kernel(seeds, sequences, positions, out, N: tl.constexpr):
 
 
 def test_uniform_numbers_have_the_same_bits(record_property):
-    """The generator is one function of seed, sequence and position, whoever computes it."""
+    """The generator is one function of seed, sequence and position, on any backend."""
     rng, count = torch.Generator().manual_seed(1), 4096
     seeds = torch.randint(-(2**63), 2**63 - 1, (count,), generator=rng)
     sequences = torch.randint(0, 50, (count,), generator=rng)
@@ -102,7 +102,7 @@ def test_a_row_does_not_depend_on_its_batch():
         assert triton_sampling.draw(wide[i : i + 1], one, fit[i : i + 1]).item() == expected[i].item()
 
 
-def test_rows_that_are_not_fit_disturb_nobody():
+def test_invalid_rows_disturb_no_other_row():
     """NaN in a row: its token is some id of the vocabulary, its neighbours' are theirs, its log probability is not computed."""
     logits, rows = random_rows(4)
     fit = torch.ones(ROWS, dtype=torch.bool, device=DEVICE)

@@ -109,7 +109,7 @@ def test_addresses_that_are_none(address: str) -> None:
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port of 127.0.0.1 that somebody listens on."""
+    """A port of 127.0.0.1 with a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -238,7 +238,7 @@ def test_memory_too_small() -> None:
         ("blocks", "--admin"),
     ],
 )
-def test_nobody_listens(command: tuple[str, ...]) -> None:
+def test_without_a_listener(command: tuple[str, ...]) -> None:
     """Status 1 and what to do, not a transport's words."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -126,7 +126,7 @@ def test_a_wrong_value_ends_with_status_2() -> None:
 
 
 def test_a_gateway_says_where_each_door_is() -> None:
-    """With port 0 nobody could know otherwise."""
+    """With port 0 it could not be known otherwise."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
     command = [sys.executable, "-m", "quire", "serve", "gateway", "--scheduler", "127.0.0.1:1", *ports]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -114,7 +114,7 @@ def test_deadline_and_cancel(client: Client) -> None:
                 client.cancel("to-cancel-2")
 
 
-def test_nobody_listens() -> None:
+def test_without_a_listener() -> None:
     """Says what to do, soon."""
     start = time.monotonic()
     with Client("127.0.0.1:1") as nobody, pytest.raises(Unavailable, match="quire up"):
@@ -181,7 +181,7 @@ def other(stack: LocalStack) -> Iterator[_OtherGateway]:
     gateway.kill()
 
 
-def test_a_killed_gateway_costs_nobody_anything(stack: LocalStack, client: Client, other: _OtherGateway) -> None:
+def test_a_killed_gateway_loses_no_request(stack: LocalStack, client: Client, other: _OtherGateway) -> None:
     """Calls and streams of several threads go on at the next gateway, and one of a single gateway when that is back."""
     params = SamplingParams(max_tokens=60, ignore_eos=True, seed=5)
     expected = client.generate("x", params).outputs[0].token_ids
@@ -208,8 +208,8 @@ def test_a_killed_gateway_costs_nobody_anything(stack: LocalStack, client: Clien
     assert tokens == expected
 
 
-def test_who_leaves_a_resumable_call_ends_it(stack: LocalStack) -> None:
-    """Cancelled tasks, Ctrl-C, and a client that closes: nothing runs on for the reader who could come back (10 s)."""
+def test_leaving_a_resumable_call_ends_it(stack: LocalStack) -> None:
+    """Cancelled tasks, Ctrl-C, and a client that closes: nothing keeps running for a reader that could return (10 s)."""
 
     async def leave() -> None:
         async with AsyncClient(stack.grpc_address) as client:

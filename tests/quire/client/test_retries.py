@@ -115,7 +115,7 @@ def test_pauses_grow_and_end() -> None:
 
 
 def test_a_gateway_that_is_gone_is_left() -> None:
-    """For all calls of the client, once; a refusal leaves nobody."""
+    """For all calls of the client, once; a refused address is skipped by all."""
     gateways = Gateways("a:1,b:2", lambda target: None)
     first, second = (Attempts(gateways, FAST, None) for _ in range(2))
     assert (first.begin(), second.begin()) == ("a:1", "a:1")
@@ -127,7 +127,7 @@ def test_a_gateway_that_is_gone_is_left() -> None:
 
 
 def test_another_gateway_is_asked_at_once() -> None:
-    """A lost one costs neither a pause nor an attempt while there is one that has not been tried; NO_RETRIES asks nobody else."""
+    """A lost one costs neither a pause nor an attempt while there is one that has not been tried; NO_RETRIES asks no other."""
     attempts = Attempts(Gateways("a:1, b:2,c:3", lambda target: None), RetryPolicy(max_attempts=2), None)
     asked, pauses = [], []
     while not pauses or pauses[-1] is not None:
@@ -165,7 +165,7 @@ def test_a_unary_call_is_sent_again_under_its_key(gateway: Callable[..., _Gatewa
 
 
 def test_a_stream_goes_on_at_another_gateway(gateway: Callable[..., _Gateway]) -> None:
-    """Each token once, in order, whoever sent it; Resume says what is here already."""
+    """Each token once, in order, from whichever gateway; Resume says what is here already."""
     one, other = gateway(breaks_after=2), gateway(breaks_after=3)
     with Client(f"{one.address},{other.address}", retries=FAST) as client:
         deltas = list(stream := client.generate_stream("x"))
@@ -196,7 +196,7 @@ def test_a_stream_that_is_not_resumable_breaks(gateway: Callable[..., _Gateway])
 
 
 def test_leaving_a_resumable_stream_cancels_it(gateway: Callable[..., _Gateway]) -> None:
-    """Dropping the call alone would keep it for readers who come back."""
+    """Dropping the call alone would keep it for a returning reader."""
     one = gateway()
     with Client(one.address) as client:
         for _ in client.generate_stream("x", options=RequestOptions(resumable=True)):

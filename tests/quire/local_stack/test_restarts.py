@@ -113,7 +113,7 @@ def test_a_service_that_dies_again_and_again_is_given_up() -> None:
 
 
 def test_a_wrong_setting_is_given_up_at_once() -> None:
-    """What a restart cannot mend: here somebody else took the port meanwhile."""
+    """What a restart cannot repair: here another process took the port meanwhile."""
     deaths: list[str] = []
     with stack(deaths) as running, socket.socket() as thief:
         host, _, port = running.worker_address.rpartition(":")

@@ -67,7 +67,7 @@ def test_greedy_equals_transformers_in_input_order(llm: LLM) -> None:
 
 
 def test_its_steps_are_told(llm: LLM) -> None:
-    """R5: as `quire steps --json --tables` tells them: what each step computed, sampled and held, and who had to leave."""
+    """R5: as `quire steps --json --tables` prints them: what each step computed, sampled, held and preempted."""
     before = len(llm.steps())
     outputs = llm.generate([[7, index, *range(40)] for index in range(12)], _greedy(40))
     steps = llm.steps(tables=True)[before:]
@@ -136,7 +136,7 @@ def test_defaults_seeds_and_stops(llm: LLM) -> None:
     assert ended.outputs[0].token_ids[-1] == token
 
 
-def test_wrong_requests_disturb_nobody(llm: LLM) -> None:
+def test_wrong_requests_disturb_no_other_request(llm: LLM) -> None:
     """Typed errors, nothing left running, and the next call works."""
     for prompt, error in [("", InvalidArgument), ([10**6], InvalidArgument), ([1] * MAX_MODEL_LEN, OutOfRange)]:
         with pytest.raises(error):

@@ -65,7 +65,7 @@ def test_vectors_and_requests_step_by_step(llm: LLM) -> None:
     )
 
 
-def test_names_that_nobody_has(llm: LLM) -> None:
+def test_unknown_names(llm: LLM) -> None:
     """Told with those there are; what was asked for beside it does not run."""
     with pytest.raises(NotFound, match="no model or adapter 'three' here; there are: tiny, one, two"):
         llm.generate([PROMPT, PROMPT], PARAMS, adapter=["one", "three"], use_tqdm=False)

@@ -124,7 +124,7 @@ def test_steps_have_their_results(tmp_path: Path) -> None:
 
 
 def test_a_request_says_why_it_waited(tmp_path: Path) -> None:
-    """Episodes follow each other without gaps; who is not in the recording is not known."""
+    """Episodes follow each other without gaps; a request that is not in the recording is not known."""
     source = RecordedLabSource(recording(tmp_path, "vllm-v0"))
     steps = asyncio.run(source.steps(0, 200))
     ids = {share.id for step in steps for share in step.shares}
@@ -174,7 +174,7 @@ def test_files_of_no_use_are_refused(tmp_path: Path) -> None:
 
 
 def test_where_the_lab_of_a_running_stack_is() -> None:
-    """Nobody there: what to do. An address that is none: an example."""
+    """No gateway there: what to do. An address that is none: an example."""
     result = CliRunner().invoke(command.app, ["--url", "http://127.0.0.1:9"])
     assert isinstance(result.exception, Unavailable) and "quire up" in result.exception.message
     result = CliRunner().invoke(command.app, ["--url", "nowhere"])

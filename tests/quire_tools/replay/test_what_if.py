@@ -262,7 +262,7 @@ def test_recorded_figures_are_those_of_the_run() -> None:
     assert seen.tpot_p99_s == pytest.approx(was.tpot_p99_s, rel=0.02)
 
 
-def test_who_is_censored() -> None:
+def test_which_requests_are_censored() -> None:
     """Requests that the recording does not see end: counted, and ended where it leaves them."""
     buffer, alias = SegmentBuffer(200, 2**30), TokenAlias(b"key")
     _run("vllm-v1", 6, buffer, alias)

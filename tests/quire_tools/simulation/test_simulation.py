@@ -60,7 +60,7 @@ def test_asynchronous_plans_hide_the_way() -> None:
 
 
 def test_an_arrival_waits_for_the_step_under_way() -> None:
-    """Continuous batching: who comes during a step is in the next one."""
+    """Continuous batching: a request that arrives during a step is in the next one."""
     history = Simulation(core_of(), [ask("a", 0.0), ask("b", 0.5)], PseudoTokens(), COST).run()
     assert history.requests["b"].first_scheduled_s == 1.375
     assert history.requests["b"].first_token_s == 2.75
@@ -89,9 +89,9 @@ def test_it_goes_on_from_a_core_with_requests() -> None:
     before = Simulation(core, [ask("a", 0.0, **asked)], PseudoTokens(), COST, until_s=4.0)
     early = before.run()
     assert early.figures().num_censored == 1
-    [plan] = before.under_way
+    [plan] = before.in_flight
     assert plan.step == 3
-    rest = Simulation(core, [ask("b", 4.5)], PseudoTokens(), COST, start_s=2.75, under_way=[plan]).run()
+    rest = Simulation(core, [ask("b", 4.5)], PseudoTokens(), COST, start_s=2.75, in_flight=[plan]).run()
     tokens = [*early.requests["a"].token_times_s, *rest.requests["a"].token_times_s]
     assert tokens == list(whole.requests["a"].token_times_s)
     assert list(rest.requests["b"].token_times_s) == list(whole.requests["b"].token_times_s)

@@ -1,4 +1,7 @@
-"""`python -m tests.quire_tools.top`: takes docs/pictures/top.png, `quire top` over a stack under load in a terminal of 120 x 36."""
+"""`python -m tests.quire_tools.top`: takes docs/pictures/top.png, `quire top` in a terminal of 120 x 36.
+
+The stack has the built-in model and is under load.
+"""
 
 import io
 import shutil
@@ -48,10 +51,9 @@ def main() -> int:
 def _save_busy(path: Path) -> None:
     """A moment with requests that wait, for more than one reason, and one that is swapped out."""
     stack = LocalStack(
-        simulated=True,
         policy="vllm-v0",
         policy_set=("preemption_mode=swap",),
-        worker_args=("--num-gpu-blocks", "300"),
+        worker_args=("--num-gpu-blocks-override", "300"),
         start_timeout_s=300.0,
     )
     with stack:

@@ -86,7 +86,7 @@ def test_pause_and_keys_are_said() -> None:
 
 
 def test_an_idle_scheduler() -> None:
-    """Nobody waits, no steps, no pools: said in words."""
+    """Nothing waits, no steps, no pools: said in words."""
     numbers = busy()
     idle = replace(numbers, waits=(), pools=(), requests=(), steps=replace(numbers.steps, p50_ms=None), draining=True)
     text = "\n".join(_screen(_state(idle)))
@@ -98,7 +98,7 @@ def test_an_idle_scheduler() -> None:
 
 
 def test_those_that_wait_longest_come_first() -> None:
-    """Until somebody sorts otherwise."""
+    """Until the user chooses another order."""
     rows = sorted(busy().requests, key=SORTS["waiting"])
     assert [row.id for row in rows[:3]] == ["swap-0", "01a201fb-a15a-7abd-8892-000000000000", "wait-0"]
     assert sorted(busy().requests, key=SORTS["age"])[0].id == "run-0"

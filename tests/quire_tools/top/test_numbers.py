@@ -99,7 +99,7 @@ def test_every_reason_has_words() -> None:
 
 
 def test_words_have_the_numbers_and_the_keys() -> None:
-    """What decided, and which knob it hangs on; behind somebody: that one's."""
+    """The deciding numbers, and the key that influences them; behind another request: that one's."""
     numbers = {"need": 14, "free": 3}
     text = sentence("NEED_BLOCKS", numbers)
     assert (

@@ -106,7 +106,7 @@ def test_a_plot_as_svg_is_well_formed_and_needs_nothing_else() -> None:
 
 
 def test_shares_and_preemptions() -> None:
-    """Who ran before and after it left, and what had been computed."""
+    """Requests that ran before and after the preemption, and what had been computed."""
     steps = [
         step(3, ("A", 0, 10, True)),
         step(4, ("A", 10, 1, False), ("B", 0, 7, True)),

@@ -13,7 +13,7 @@ from tests.support.services.harness import eventually, run_async, stack
 
 
 @run_async
-async def test_load_counts_who_waits_who_runs_and_what_comes_out() -> None:
+async def test_load_counts_waiting_and_running_requests_and_output() -> None:
     """GetLoad: queues, waiting tokens with their bounds, pools, tenants, rates."""
     async with stack({"time_scale": 1.0}, policy_set=("max_num_seqs=1",), max_waiting_requests=7) as running:
         gateway = running.gateway
@@ -34,7 +34,7 @@ async def test_load_counts_who_waits_who_runs_and_what_comes_out() -> None:
 
 @run_async
 async def test_workers_are_listed_with_what_is_known_of_them() -> None:
-    """ListWorkers: one that runs steps, and one that nobody answers for."""
+    """ListWorkers: one that runs steps, and one that does not answer."""
     async with stack() as running:
         [worker] = (await running.admin.stub.ListWorkers(admin_pb2.ListWorkersRequest())).workers
         assert (worker.address, worker.lane, worker.ready, worker.reason) == (running.worker_address, 0, True, "")

@@ -1,4 +1,4 @@
-"""What operators see of a running scheduler at one instant: who waits and why, when a step ran, which blocks are cached."""
+"""What operators see of a running scheduler at one instant: requests that wait and why, times of steps, cached blocks."""
 
 import time
 from typing import Any
@@ -71,7 +71,7 @@ async def test_preempted_requests_say_so_and_come_back() -> None:
 
 
 @run_async
-async def test_without_a_worker_everybody_waits_for_one() -> None:
+async def test_without_a_worker_all_requests_wait_for_one() -> None:
     """The service's own reason, in its own words."""
     async with (
         scheduler("127.0.0.1:9", no_worker_timeout_s=20.0) as (address, admin_address),
@@ -105,7 +105,7 @@ async def test_a_steps_times_follow_each_other() -> None:
 
 @run_async
 async def test_cached_blocks_are_named_when_asked_for() -> None:
-    """R110: what ended leaves full blocks that can be hit; they are nobody's, and counted as cached."""
+    """R110: an ended request leaves full blocks that can be hit; they are unreferenced, and counted as cached."""
     async with stack(SLOW) as s:
         await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=2))
         plain = await s.admin.blocks()

@@ -11,7 +11,7 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.core.plan import SequenceTokens
-from scheduler_svc.gateways.gateway_table import FrontendTable
+from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.observe.spans import RequestSpans
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
@@ -54,7 +54,7 @@ def hello(revision: int = PROTOCOL_REVISION, frontend_id: str = "other") -> engi
 
 
 @run_async
-async def test_malformed_streams_are_refused_and_disturb_nobody() -> None:
+async def test_malformed_streams_are_refused_and_disturb_no_other() -> None:
     """No hello, a wrong revision (both values named), no id, a second hello, bytes that are no message."""
     async with stack(SLOW) as s:
         handle = await s.gateway.submit(PROMPT, max_tokens=60)
@@ -114,7 +114,7 @@ async def test_random_messages_never_disturb_the_others() -> None:
 
 
 @run_async
-async def test_a_gateway_that_does_not_read_holds_nobody() -> None:
+async def test_a_gateway_that_does_not_read_delays_no_other() -> None:
     """Generation goes on, other gateways get their tokens, and everything is there once it reads again."""
     async with stack() as s, Gateway(s.address, "slow") as slow:
         handles = [await slow.submit([40 + i, *PROMPT], max_tokens=150, logprobs=True) for i in range(8)]
@@ -133,7 +133,7 @@ async def test_one_message_carries_everything_new() -> None:
     """Cursor, not queue: however many steps passed since the last write, the next message has one run per request."""
     readiness = Readiness()
     book = RequestBook(SchedulerSettings(), RequestSpans(telemetry.setup("scheduler")), monotonic_ns)
-    frontend, attachment = FrontendTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
+    frontend, attachment = GatewayTable(book, readiness, 1.0, lambda delay, call: None).attach("f")
     message = engine_pb2.Submit(handle=1, request_id="r", token_ids=wire_arrays.pack(PROMPT))
     message.sampling.top_p, message.stop.max_tokens = 1.0, 10**6
     frontend.receive(engine_pb2.FrontendMessage(submits=[message]))
@@ -180,7 +180,7 @@ async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
 
 
 @run_async
-async def test_nobody_comes_back_within_the_grace_time() -> None:
+async def test_no_reader_returns_within_the_grace_time() -> None:
     """Held requests are cancelled when the grace time is over, also when the gateway came back without asking for them."""
     async with stack(SLOW, frontend_grace_s=1.0) as s:
         for comes_back in (False, True):
@@ -274,7 +274,7 @@ async def test_a_request_whose_reader_went_alone_is_held() -> None:
 
 
 @run_async
-async def test_who_may_not_attach() -> None:
+async def test_which_gateways_may_not_attach() -> None:
     """Another tenant, requests that are not resumable, handles in use: refused alone."""
     async with stack(SLOW) as s:
         plain = await s.gateway.submit(PROMPT, max_tokens=40, request_id="plain")
@@ -293,7 +293,7 @@ async def test_who_may_not_attach() -> None:
 
 @run_async
 async def test_committed_tokens_keep_what_came_beside_them() -> None:
-    """After a scheduler's loss a later reader, who begins anew, has the log probabilities of tokens of its first life too."""
+    """After a scheduler's loss a later reader, which begins anew, gets the log probabilities of tokens of before too."""
     sampling = common_pb2.ResolvedSampling(top_p=1.0, seed=7, logprobs=True, num_top_logprobs=1)
     async with stack() as s:
         submit = s.gateway.make_submit(
@@ -344,7 +344,7 @@ async def test_a_second_stream_of_a_frontend_replaces_the_first() -> None:
 
 @run_async
 async def test_what_cannot_be_resumed_goes_on_over_a_second_stream() -> None:
-    """A gateway that is back before anybody noticed its loss asks at once for all that it had, under the same ids."""
+    """A gateway that is back before its loss was noticed asks at once for all that it had, under the same ids."""
     async with stack(SLOW) as s, Gateway(s.address, "same") as old:
         handle = await old.submit(PROMPT, max_tokens=60, request_id="r")
         await old.tokens_of(handle, 3)

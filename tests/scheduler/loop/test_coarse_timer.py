@@ -1,4 +1,4 @@
-"""The step loop's timer: who waits is woken in time, and a later time costs no new timer."""
+"""The step loop's timer: the waiting thread is woken in time, and a later time costs no new timer."""
 
 import asyncio
 import time

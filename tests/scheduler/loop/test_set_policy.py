@@ -27,7 +27,7 @@ async def most_at_once(s: Stack, since: int) -> int:
 
 @run_async
 async def test_a_limit_holds_from_the_step_that_it_names_and_requests_stay() -> None:
-    """Fewer sequences at a time, then more again: everybody gets the tokens they get alone, nobody is lost."""
+    """Fewer sequences at a time, then more again: each request gets the tokens that it gets alone, none is lost."""
     async with stack(SLOW, policy="vllm-v1", max_num_seqs=4) as s:
         alone = (await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=30))).tokens
         handles = [await s.gateway.submit(PROMPT, max_tokens=30) for _ in range(6)]
@@ -45,7 +45,7 @@ async def test_a_limit_holds_from_the_step_that_it_names_and_requests_stay() -> 
 
 
 @run_async
-async def test_another_order_is_the_order_of_who_waits() -> None:
+async def test_another_order_applies_to_waiting_requests() -> None:
     """Priority instead of arrival, while they wait: the last with the highest priority is served first."""
     async with stack(SLOW, policy="vllm-v1", policy_set=("policy=fcfs",), max_num_seqs=1) as s:
         first = await s.gateway.submit(PROMPT, max_tokens=40)

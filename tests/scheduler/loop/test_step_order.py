@@ -44,7 +44,7 @@ def held(monkeypatch):
 
 @run_async
 async def test_the_plain_loop_takes_one_thing_after_the_other(held) -> None:
-    """R145: nothing without requests; schedule, execute, wait, aborts, update; only then the next plan, with who came."""
+    """R145: nothing without requests; schedule, execute, wait, aborts, update; only then the next plan, with new requests."""
     async with worker(held) as (at,), scheduler(at, overlap=False) as (address, _), Gateway(address) as gateway:
         await asyncio.sleep(0.1)
         assert held.log == []

@@ -85,7 +85,7 @@ async def test_any_id_that_a_door_printed_finds_its_request() -> None:
 
 
 @run_async
-async def test_who_is_not_known_is_told_so() -> None:
+async def test_an_unknown_request_is_refused() -> None:
     """An unknown id is NOT_FOUND, an empty one INVALID_ARGUMENT; the tenant belongs to the id."""
     async with stack() as s:
         await s.gateway.end_of(await s.gateway.submit(PROMPT, request_id="mine"))

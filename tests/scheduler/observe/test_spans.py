@@ -102,7 +102,7 @@ def test_a_long_prompt_shows_its_chunks(traced: OtlpReceiver) -> None:
     ("policy", "sets", "mode"),
     [("quire", ["restraint=null"], "recompute"), ("vllm-v0", ["preemption_mode=swap"], "swap")],
 )
-def test_who_had_to_leave_shows_why_and_how_it_came_back(
+def test_a_preempted_request_shows_why_and_how_it_returned(
     traced: OtlpReceiver, policy: str, sets: list[str], mode: str
 ) -> None:
     """R27, R76-R78: what interrupted a decode, a span of waiting again with its reasons, and the way back."""

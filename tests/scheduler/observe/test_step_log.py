@@ -11,7 +11,7 @@ from scheduler_svc.core.plan import ScheduledSequence, StepOutcome, StepPlan, St
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_record import StepOrigin, Tables
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import WorkerResult
 from tests.support.core.builders import answer, make_core, make_request
 from tests.support.services.harness import run_async, stack
 

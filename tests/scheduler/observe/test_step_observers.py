@@ -8,7 +8,7 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.observe.step_observer import StepObserver
 from scheduler_svc.observe.step_record import StepOrigin, StepRecord
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import WorkerResult
 from tests.scheduler.observe.test_step_log import entry, result
 
 

@@ -171,7 +171,7 @@ def test_the_head_says_what_it_lacks_and_those_behind_it_that_they_are_behind(
     assert run.waits("c")[0] == (Reason.BEHIND, {"head": "b", "head_reason": reason.value, **numbers})
 
 
-def test_nobody_joins_a_static_batch() -> None:
+def test_no_request_joins_a_static_batch() -> None:
     """R1: static batching is what all others wait for."""
     run = Run(core_with("static", num_gpu_blocks=99), [request("a", 4)])
     run.step()
@@ -181,7 +181,7 @@ def test_nobody_joins_a_static_batch() -> None:
     assert run.waits("b")[0] == (Reason.BATCH_UNDER_WAY, {"running": 1})
 
 
-def test_a_victim_names_for_whom_it_left_and_what_it_lost() -> None:
+def test_a_victim_names_its_beneficiary_and_what_it_lost() -> None:
     """R130: PREEMPTED by=… mode=recompute lost_tokens=…."""
     run = Run(core_with(num_gpu_blocks=7), [request("a", 11), request("b", 11)])
     for _ in range(5):
@@ -193,7 +193,7 @@ def test_a_victim_names_for_whom_it_left_and_what_it_lost() -> None:
 
 
 def test_an_adapter_too_many_is_passed_over() -> None:
-    """R53: LORA_SLOTS for the one, none for those who pass it."""
+    """R53: LORA_SLOTS for the one, none for those that pass it."""
     requests = [request("a", 4, lora_id=1), request("b", 4, lora_id=2), request("c", 4, lora_id=1)]
     run = Run(core_with(num_gpu_blocks=99, max_loras=1), requests)
     run.step()
@@ -240,7 +240,7 @@ def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_numbers_of_a_shortage_of_blocks_are_those_that_decided(policy: str) -> None:
-    """Whoever waits for blocks is told a need that what is free does not cover with the watermark on top."""
+    """A request that waits for blocks is told a need that the free blocks do not cover with the watermark on top."""
     for life in lives(policy, range(8)):
         for event in life.shortages:
             n = event.numbers

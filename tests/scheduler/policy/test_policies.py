@@ -99,7 +99,7 @@ async def test_a_worker_that_does_not_suit_the_policy_is_named() -> None:
 
 
 @run_async
-async def test_a_shorter_model_length_holds_for_everybody() -> None:
+async def test_a_shorter_model_length_holds_for_all_requests() -> None:
     """`max_model_len` below the worker's: gateways are told it, and longer requests are refused."""
     async with stack(ROOMY, policy="vllm-v0", policy_set=("max_model_len=64",)) as running:
         assert running.gateway.states[-1].limits.max_model_len == 64

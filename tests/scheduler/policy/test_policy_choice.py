@@ -204,7 +204,7 @@ def test_contradictions_are_refused(policy: str, sets: list[str], texts: list[st
 
 
 def test_an_option_and_a_set_that_disagree() -> None:
-    """Nobody can know which one was meant; equal ones are fine."""
+    """It is unknown which one was meant; equal ones are accepted."""
     assert "contradicts max_num_seqs, which says 9" in refused("vllm-v1", "max_num_seqs=8", max_num_seqs=9)
     assert choose("vllm-v1", ["max_num_seqs=8"], max_num_seqs=8).largest_step(64)[1] == 8
 
@@ -217,7 +217,7 @@ def test_what_no_service_can_run_yet(text: str) -> None:
 
 
 def test_the_window_is_the_models() -> None:
-    """R105: nobody says it but the worker; a choice goes by it where its cache rules can."""
+    """R105: only the worker reports it; a choice takes it into account where its cache rules can."""
     assert "sliding_window is the model's" in refused("vllm-v0", "sliding_window=64")
     size = replace(WORKER, sliding_window=32)
     for policy, sets, window in (

@@ -90,7 +90,7 @@ def test_a_tenant_that_was_refused_may_try_again_below_its_share() -> None:
     assert told == [[]] and _enter(room, "a")
 
 
-def test_it_says_for_whom_it_is_closed() -> None:
+def test_it_names_the_tenants_for_which_it_is_closed() -> None:
     """Told when a tenant is refused, and again when it would not be: not at each request that starts."""
     room, told = _room(max_waiting_requests=256, max_waiting_tokens=10_000), []
     room.listen(lambda: told.append(room.closed_for))
@@ -105,7 +105,7 @@ def test_it_says_for_whom_it_is_closed() -> None:
 
 
 def test_when_to_come_again_follows_the_drain_rate() -> None:
-    """A tenth of the queue, at the rate of the last starts while anybody waited, between 0.1 and 60 s."""
+    """A tenth of the queue, at the rate of the last starts while a request waited, between 0.1 and 60 s."""
     clock = _Clock()
     room = _room(clock, max_waiting_requests=100)
     for _ in range(100):

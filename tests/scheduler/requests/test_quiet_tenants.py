@@ -60,7 +60,7 @@ class Served:
         self._waiting[tenant].append(self.now_ns)
 
     def _serve_until(self, end_ns: int) -> None:
-        """Places that are free take who is next."""
+        """Free places go to the request that is next."""
         while any(self._waiting.values()):
             place = min(range(len(self._free_at)), key=lambda i: self._free_at[i])
             if self._free_at[place] > end_ns:

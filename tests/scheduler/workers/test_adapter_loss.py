@@ -47,7 +47,7 @@ async def rpc_typed(call: Any) -> Any:
 
 
 @run_async
-async def test_who_uses_what_another_worker_has_no_room_for_fails_alone() -> None:
+async def test_a_request_for_what_another_worker_has_no_room_for_fails_alone() -> None:
     """R35: in the middle of its stream; its blocks come back, the list says why, and an operator can put it right."""
     expected = await undisturbed()
     async with (
@@ -81,7 +81,7 @@ async def test_who_uses_what_another_worker_has_no_room_for_fails_alone() -> Non
 
 @run_async
 async def test_one_of_two_workers_is_without_an_adapter() -> None:
-    """Nobody may use it, wherever there would be room: sequences move between workers. The others are served by both."""
+    """It is refused everywhere, wherever there would be room: sequences move between workers. The others are served by both."""
     async with (
         worker() as (first,),
         worker(max_adapters=1) as (second,),

@@ -45,7 +45,7 @@ def gone() -> QuireError:
 
 @run_async
 async def test_one_name_is_loaded_once_and_a_worker_that_comes_meanwhile_gets_it() -> None:
-    """Two calls at once give one number; who joins while a load is under way has it afterwards."""
+    """Two calls at once give one number; a worker that joins while a load is in progress has it afterwards."""
     slow, late = Host(), Host()
     table = await table_of(slow)
     slow.gate.clear()
@@ -89,7 +89,7 @@ async def test_unloading() -> None:
 
 
 @run_async
-async def test_what_a_worker_that_joins_cannot_load_nobody_may_use() -> None:
+async def test_what_a_joining_worker_cannot_load_is_refused_everywhere() -> None:
     """The others may be used; repeating the load tries again, and so does the worker's next life; unloading ends it."""
     table, host, healthy = await table_of(), Host(gone()), Host()
     for name, path in (("bad", "/bad"), ("good", "/good")):
@@ -117,7 +117,7 @@ async def test_what_a_worker_that_joins_cannot_load_nobody_may_use() -> None:
 
 
 @run_async
-async def test_a_worker_that_is_gone_stands_in_nobodys_way() -> None:
+async def test_a_worker_that_is_gone_blocks_no_other() -> None:
     """What it could not do is forgotten, also when it never joined."""
     table, host = await table_of(Host()), Host(gone())
     await table.load("bad", "/bad")
@@ -129,7 +129,7 @@ async def test_a_worker_that_is_gone_stands_in_nobodys_way() -> None:
 
 @run_async
 async def test_a_worker_that_cannot_be_reached_is_not_an_adapters_fault() -> None:
-    """Its error goes to whoever attaches it, who tries again."""
+    """Its error goes to the caller that attaches it, which tries again."""
     table = await table_of()
     table.declare("bad", "/bad")
     with pytest.raises(Unavailable):

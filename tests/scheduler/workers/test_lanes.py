@@ -159,7 +159,7 @@ async def test_what_a_lost_worker_ran_goes_on_at_the_other() -> None:
 
 
 @run_async
-async def test_a_worker_that_is_cut_off_holds_nobody_up() -> None:
+async def test_a_worker_that_is_cut_off_delays_no_other() -> None:
     """No byte comes through to one of two: the other's requests end meanwhile; when it is back, so do its own."""
     expected = await undisturbed(60)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
@@ -182,7 +182,7 @@ async def both_serve(r: Ranks) -> None:
         await r.tokens(handles)
         if {report.lane for report in await r.admin.steps(since_step=since + 1)} == {0, 1}:
             return
-    raise AssertionError("the rank that came back owns nobody")
+    raise AssertionError("the returned rank owns no request")
 
 
 @run_async

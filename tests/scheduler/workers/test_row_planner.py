@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan
-from scheduler_svc.workers.result import WorkerResult
+from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.row_failures import NOT_FINITE
-from scheduler_svc.workers.row_messages import RowSampling
 from scheduler_svc.workers.row_planner import RowPlanner
 from svc_common import wire_arrays
 from svc_common.errors import Internal, InvalidArgument

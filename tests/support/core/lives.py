@@ -399,7 +399,7 @@ class Life:
             self._check_too_large(e)
 
     def _check_too_large(self, e: EndedSequence) -> None:
-        """Who ends because the cache is too small for it must not fit into an empty one, with all of its group."""
+        """A request that ends because the cache is too small for it must not fit into an empty one, with all of its group."""
         groups = self.requests[e.request_id].groups
         [group] = [g for g in groups if any(s.name == e.name for s in g.sequences)]
         size, pool = self.setting.limits.block_size, self.setting.limits.num_gpu_blocks - 1

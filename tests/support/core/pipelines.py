@@ -60,8 +60,8 @@ class Worker:
         known = self._num_known.setdefault(entry.name, entry.num_prompt_tokens)
         reach = entry.computed_before + entry.num_tokens - entry.num_drafts
         self._num_guessed += entry.num_drafts
-        assert reach <= known or self._num_guessed, "a token is to be computed that nobody knows"
-        assert (reach >= known) == entry.samples, "scheduler and worker disagree on who gets a token"
+        assert reach <= known or self._num_guessed, "a token is to be computed that is not known"
+        assert (reach >= known) == entry.samples, "scheduler and worker disagree on which sequence gets a token"
         if reach < known:
             return []
         end = known

@@ -76,15 +76,15 @@ def names(groups: Iterable[Any]) -> list[str]:
 
 
 def running(core: Scheduler) -> list[str]:
-    """Who runs, in order."""
+    """Running requests, in order."""
     return names(core.state.running)
 
 
 def waiting(core: Scheduler) -> list[str]:
-    """Who waits, in order."""
+    """Waiting requests, in order."""
     return names(core.state.waiting)
 
 
 def swapped(core: Scheduler) -> list[str]:
-    """Who is on the host."""
+    """Swapped requests."""
     return names(core.state.swapped)

@@ -67,7 +67,7 @@ class RecordedLife(Life):
         self.setting = Setting(spec, limits)
 
     def segments(self) -> list[RecordingSegment]:
-        """What is recorded, as somebody reads it who did not record it."""
+        """The recording, as a reader sees it that did not record it."""
         return [codec.decode(codec.encode(segment, self.alias)) for segment in self.buffer.segments()]
 
     def write(self, path: Path) -> None:

@@ -112,5 +112,5 @@ def shares(plan: StepPlan) -> list[Share]:
 
 
 def ids(planned: list[Share]) -> list[str]:
-    """Who was scheduled."""
+    """Ids of the scheduled tasks."""
     return [name for name, _, _, _ in planned]

@@ -1,4 +1,4 @@
-"""Keys and tenants files for the tests of who may call."""
+"""Keys and tenants files for the tests of access control."""
 
 from pathlib import Path
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway_svc.calls import EverybodyIsTheDefaultTenant
+from gateway_svc.calls import DefaultTenantOnly
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from quire_tools.lab.recorded import RecordedLabSource
@@ -23,5 +23,5 @@ def recording(folder: Path, policy: str = "quire", seed: int = 1) -> Recording:
 
 def client(source: RecordedLabSource, *names: str) -> httpx.AsyncClient:
     """Of the lab of a recording, in this process. `names`: hosts by which it may be called."""
-    guarded = LabGuard(lab_app(source), EverybodyIsTheDefaultTenant(), names)
+    guarded = LabGuard(lab_app(source), DefaultTenantOnly(), names)
     return httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url=URL)

@@ -50,7 +50,7 @@ AFTER_DRAW: dict[str, Condition] = {
     "grammar": lambda table, batch: bool((table.options.rules[batch.sampled_rows] & Rule.GRAMMAR).any()),
     "penalties": lambda table, batch: bool((table.options.rules[batch.sampled_rows] & Rule.PENALTY).any()),
 }
-"""The tokens are drawn and in their rows, matchers are advanced, nobody was told."""
+"""The tokens are drawn and in their rows, matchers are advanced, no result was sent."""
 IN_A_COPY = "copy"
 """The first block of several, or the only one, is copied; the model did not run."""
 BEFORE_ANSWER = "answer"

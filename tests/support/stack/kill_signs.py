@@ -1,7 +1,7 @@
 """What test and worker tell each other through a folder about how the worker is to end, and has ended. No torch.
 
 The folder named by $QUIRE_TEST_KILLS holds `armed`, the moment at which a worker is to end next (no file: none), and `hits`, to
-which it writes a line just before. Who arms is in `kill_plan`; moments of a real worker's steps are in `kill_moments`.
+which it writes a line just before. `kill_plan` arms it; moments of a real worker's steps are in `kill_moments`.
 """
 
 import os

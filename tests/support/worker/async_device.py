@@ -106,7 +106,7 @@ class WithoutWait(FakeStreams):
 
 
 class WithoutGuard(FakeStreams):
-    """Nobody waits until inputs were read."""
+    """Does not wait until inputs were read."""
 
     def record_inputs(self) -> _Event:
         return _Event(lambda: None)

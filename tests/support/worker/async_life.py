@@ -239,7 +239,7 @@ class Scheduler:
         return next(index for index in range(100) if index not in taken)
 
     def _bring_back(self, parts: dict[str, list]) -> None:
-        """Those of whom every result was read, so that their tokens are known."""
+        """Sequences of which every result was read, so that their tokens are known."""
         for life in list(self.away):
             if life.is_over:
                 self.away.remove(life)

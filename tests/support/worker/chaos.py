@@ -25,7 +25,7 @@ def origin(name: str) -> str:
 class Chaos:
     """One seeded life of several rows, until each has `num_tokens` new tokens or a few more. `events`: what happened.
 
-    `poisoned`: the pools begin full of NaN, and blocks that nobody holds are filled with NaN after every step.
+    `poisoned`: the pools begin full of NaN, and unreferenced blocks are filled with NaN after every step.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class World:
         self.adapters = {"p0": 1, "p1": 0, "p2": 2, "p3": 1, "p4": 3, "p5": 4, "p6": 0}
 
     def driver(self, **options) -> Driver:
-        """A new owner, for whom the adapters are loaded."""
+        """A new owner, for which the adapters are loaded."""
         driver = Driver(self.engine, **options)
         for adapter_id, path in self.paths.items():
             self.engine.load_adapter(adapter_id, str(path))
@@ -211,7 +211,7 @@ def test_steps_without_adapters_run_no_hook(world):
 
 
 def test_adapters_come_and_go_while_rows_run(world):
-    """Loading and unloading between steps changes nobody's tokens; an adapter in use stays, named by its row."""
+    """Loading and unloading between steps changes no tokens; an adapter in use stays, named by its row."""
     expected = mixed(world).tokens
     driver = world.driver()
     engine = world.engine

@@ -1,4 +1,4 @@
-"""A checkpoint of each family and what transformers makes of it: made once for all tests of a session, whoever asks first."""
+"""A checkpoint of each family and transformers' outputs for it: made once per session, on first use."""
 
 import random
 from collections.abc import Sequence

@@ -284,7 +284,7 @@ def test_a_step_that_fails_in_its_launch_spares_those_before(engine, monkeypatch
     assert [engine.execute(step(1, add=[join(0)])), tokens_by_row(engine.execute(step(2)))[0]][1] == again
 
 
-def test_a_lost_device_is_noticed_by_who_waits(engine):
+def test_a_lost_device_is_noticed_by_the_waiting_thread(engine):
     """An error of the device in an event is DeviceLost, in the waiting thread and in the engine's."""
     streams = FakeStreams()
     equip(engine, StreamQueue(streams))
@@ -297,7 +297,7 @@ def test_a_lost_device_is_noticed_by_who_waits(engine):
 
 
 def test_time_of_a_step_is_the_devices(engine):
-    """What nobody measured between a step's start, or the end of the one before, and its end is the model's."""
+    """Unmeasured time between a step's start, or the end of the one before, and its end counts as the model's."""
     streams = FakeStreams()
     equip(engine, StreamQueue(streams))
     pending = [engine.launch(step(1, add=[join(0)])), engine.launch(step(2))]
@@ -311,7 +311,7 @@ def test_time_of_a_step_is_the_devices(engine):
 
 
 def test_what_computes_knows_no_threads():
-    """R155: waiting is for who calls the engine; neither the executor nor anything below it knows threads, tasks or futures."""
+    """R155: the caller of the engine waits; neither the executor nor anything below it knows threads, tasks or futures."""
     forbidden = {"asyncio", "concurrent", "threading", "multiprocessing", "queue"}
     seen = set()
     for file in sorted([*WORKER.glob("*.py"), *WORKER.glob("shell/*.py"), *WORKER.glob("executor/*.py")]):

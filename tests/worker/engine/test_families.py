@@ -85,7 +85,7 @@ def test_tokens_are_those_of_generate(world, record_property):
     record_property("size", f"equal to generate on the worker: {size}")
 
 
-def test_nobody_reads_free_blocks(world, record_property):
+def test_free_blocks_are_never_read(world, record_property):
     """R123: the same with NaN in all blocks that were freed or never written, and shuffled free lists."""
     size = check_lives(world, seeds=range(3, 6), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
@@ -148,7 +148,7 @@ def test_the_text_of_a_model_that_sees(tmp_path):
 
 @pytest.mark.parametrize("original", [256, 8], ids=["short", "long"])
 def test_phi3_longrope(original, tmp_path):
-    """Phi-3's rotary scaling is what max_model_len says, whoever else is in the packed row: short factors where no sequence can be
+    """Phi-3's rotary scaling follows max_model_len, whatever else is in the packed row: short factors where no sequence can be
     long, long ones otherwise; equal to generate where generate takes the same ones for the whole sequence."""
     rope = _LONGROPE | {"original_max_position_embeddings": original}
     path = make_checkpoint("phi3", tmp_path / "m", rope_parameters=rope, original_max_position_embeddings=original)

@@ -321,7 +321,7 @@ def test_the_trial_does_not_only_warn_of_gross_errors(families, monkeypatch):
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("phi3", False), ("opt", True)])
 def test_plain_weights_are_gone(family, tied, tmp_path, monkeypatch):
-    """Once packed, no plain matrix is held by anybody; memory is the checkpoint's, and the head's where it is tied."""
+    """Once packed, no plain matrix is referenced; memory is the checkpoint's, and the head's where it is tied."""
     path = make_checkpoint(family, tmp_path / "m", tie_word_embeddings=tied)
     plain, inner = [], checkpoint.load_model
 

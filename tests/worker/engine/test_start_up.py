@@ -374,7 +374,7 @@ def test_mixture_of_experts_says_that_invariance_is_off(tmp_path, caplog):
 
 
 def test_a_profile_that_failed_can_be_asked_for_again(tmp_path):
-    """Whoever asks second is told the same: the longest length that fits, not an internal error."""
+    """The second caller gets the same error: the longest length that fits, not an internal error."""
     path = make_checkpoint("llama", tmp_path / "m", dtype="bfloat16")
     engine = engine_of(path, dtype="bfloat16", num_gpu_blocks_override=2)
     engine.load(lambda _stage, _fraction: None)

@@ -1,4 +1,4 @@
-"""Sliding windows on the worker: what lies before a window is never looked at, so its blocks may be anybody's (R105)."""
+"""Sliding windows on the worker: positions before a window are never read, so their blocks may be reused (R105)."""
 
 import random
 

@@ -187,7 +187,7 @@ def test_rows_of_one_step_do_not_disturb_each_other(masks: GrammarMasks) -> None
     asks, at = [], 0
     for row in random.Random(1).sample(range(32), 32):
         asks.append(MaskAsk(row, drafts[row], at))
-        at += len(drafts[row]) + 2  # a line that is nobody's between them
+        at += len(drafts[row]) + 2  # one line between them belongs to no row
     lines = np.full((at, num_words(VOCAB_SIZE)), 7, np.int32)
     masks.fill(asks, lines)
     for ask in asks:

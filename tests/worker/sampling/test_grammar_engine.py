@@ -43,7 +43,7 @@ def plain(serving: Serving, _: random.Random) -> None:
 
 
 def disturbed(serving: Serving, rng: random.Random) -> None:
-    """Somebody is thrown out now and then; prompts in chunks; guesses to verify; several decode steps in one message."""
+    """Rows are removed now and then; prompts in chunks; drafts to verify; several decode steps in one message."""
     for stream in list(serving.streams.values()):
         if stream.row is not None and rng.random() < 0.08:
             serving.preempt(stream)

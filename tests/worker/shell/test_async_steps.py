@@ -150,7 +150,7 @@ def test_a_device_lost_while_waiting_fails_the_worker() -> None:
 
 
 def test_a_new_owner_does_not_wait_for_the_old_ones_results() -> None:
-    """A new epoch drops what is on its way: nobody finishes it, and the new owner's steps begin at once."""
+    """A new epoch drops what is in flight: it is not finished, and the new owner's steps begin at once."""
 
     async def test() -> None:
         device = Device()
@@ -207,7 +207,7 @@ def test_without_later_results_there_is_one_thread() -> None:
 
 
 def test_results_keep_the_order_of_the_jobs() -> None:
-    """Jobs that are over wait for those before them that are not; errors of all three moments reach the one who asked."""
+    """Jobs that are over wait for those before them that are not; errors of all three stages reach the caller."""
 
     async def test() -> None:
         thread, device = EngineThread(asyncio.get_running_loop()), Device()

@@ -95,7 +95,7 @@ def test_own_reconnect_replaces_a_stream_that_still_looks_open() -> None:
     assert owned.is_current(again.stream), "the old stream's end says nothing about the new one"
 
 
-def test_resume_after_the_lease_if_nobody_took_over() -> None:
+def test_resume_after_the_lease_without_another_owner() -> None:
     owned = ownership()
     a = owned.hello(Hello("a"), 0)
     owned.leave(a.stream, 0)

@@ -168,7 +168,7 @@ def test_bundle_that_is_not_what_the_limits_say_is_our_bug() -> None:
 
 
 def test_model_that_cannot_be_loaded_reaches_callers_and_ends_the_process() -> None:
-    """An unknown model is a clear error for LoadModel's callers and for who started the worker."""
+    """An unknown model is a clear error for LoadModel's callers and for the worker's starter."""
 
     class Broken(SimulatedEngine):
         def load(self, progress):

@@ -39,7 +39,7 @@ def test_rows_are_ascending_and_tokens_stay_with_their_tops() -> None:
     assert wire_arrays.unpack(message.tops.logprobs, "ids", F32).tolist() == [-104, -105, -200, -201, -202, -100]
 
 
-def test_what_nobody_asked_for_is_not_sent() -> None:
+def test_what_was_not_requested_is_not_sent() -> None:
     results = StepResults()
     results.add(found([1], [1], [5], [0], Tops.none(1)))
     results.add_candidates(Candidates(ints(), ints(), Tops.none(0)))

@@ -72,7 +72,7 @@ def test_the_threshold_bounds_prompts_only() -> None:
 
 
 def test_one_that_finishes_brings_the_threshold_back() -> None:
-    """R175: in one go, whoever it is and whether by EOS or length."""
+    """R175: in one go, whichever task it is and whether by EOS or length."""
     tasks = crowded()
     tasks.step()
     assert tasks["threshold"] == 3

@@ -17,7 +17,7 @@ class Ranks(Tasks):
         return [shares(plan) for plan in self.plans]
 
     def names(self) -> list[list[str]]:
-        """Who runs in the next step, by rank."""
+        """Tasks that run in the next step, by rank."""
         return [ids(of_rank) for of_rank in self.lists()]
 
 
@@ -102,7 +102,7 @@ def test_decodes_by_owner_when_there_is_no_prefill() -> None:
 
 
 def test_warming_up_may_last() -> None:
-    """R193: nobody is given up because nothing runs meanwhile."""
+    """R193: no task is given up because nothing runs meanwhile."""
     tasks = Ranks()
     tasks.add("a", max_tokens=9)
     tasks.step()

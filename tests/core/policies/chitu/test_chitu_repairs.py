@@ -95,7 +95,7 @@ def test_half_computed_prompts_do_not_hold_each_other_up() -> None:
 
 
 def test_a_low_threshold_does_not_outlive_those_it_spares() -> None:
-    """R175: the decode it was lowered for is aborted, so nobody finishes; the evicted ones start all the same."""
+    """R175: the decode it was lowered for is aborted, so no task finishes; the evicted ones start all the same."""
     for defects in ("recorded", "repaired"):
         tasks = Tasks(num_blocks=4, scheduler_type="prefill_first,request_preset", defects=defects)
         tasks.add("a", 7, max_tokens=9, priority=2)
@@ -150,7 +150,7 @@ def test_an_evicted_task_returns_under_decode_only() -> None:
 
 
 def test_what_a_strict_mode_leaves_to_others_ends() -> None:
-    """R167: prompts under decode_only, decodes under prefill_only that nobody takes over."""
+    """R167: prompts under decode_only, decodes under prefill_only, which no step takes over."""
     for mode in ("decode_only", "prefill_only"):
         tasks = Tasks(scheduler_type=mode)
         tasks.add("a")
@@ -180,7 +180,7 @@ def test_chunks_smaller_than_a_group_do_not_stop_it() -> None:
 
 
 @pytest.mark.parametrize("preset", ["chitu", "chitu-skew", "chitu-dp"])
-def test_a_lost_worker_holds_nobody_back(preset: str) -> None:
+def test_a_lost_worker_delays_no_other_task(preset: str) -> None:
     """R178: what was under way is not any more: all lanes are free, and their tasks start anew."""
     tasks = Tasks(preset, pp_size=2, max_reqs=2, prefill_chunk_size=3)
     for name in "ab":

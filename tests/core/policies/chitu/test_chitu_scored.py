@@ -146,7 +146,7 @@ def test_batches_are_of_one_type() -> None:
 
 
 def test_the_chunk_is_shared_in_score_order() -> None:
-    """R170: min(remaining, left) each; who is behind gets nothing."""
+    """R170: min(remaining, left) each; tasks behind get nothing."""
     tasks = Tasks(scheduler_type="prefill_first,request_preset", prefill_chunk_size=10)
     for name, priority in (("a", 1), ("b", 3), ("c", 2)):
         tasks.add(name, 6, priority=priority)
@@ -154,7 +154,7 @@ def test_the_chunk_is_shared_in_score_order() -> None:
     assert tasks.step() == [("c", "P", 4, 2), ("a", "P", 0, 6)]
 
 
-def test_the_capacity_walk_skips_nobody() -> None:
+def test_the_capacity_walk_skips_no_task() -> None:
     """R170: it stops at the first that does not fit, though the next one would; only then it cuts."""
     tasks = Tasks(num_blocks=6, max_prefill_tasks=2)
     tasks.add("a", 8)
@@ -215,7 +215,7 @@ def test_groups_are_taken_and_given_back_in_order() -> None:
 
 
 def test_a_task_keeps_its_group_until_it_is_scheduled_again() -> None:
-    """R178: also when its result is there; who is evicted has none (R174)."""
+    """R178: also when its result is there; an evicted task has none (R174)."""
     tasks = Tasks(pp_size=2, max_reqs=2)
     tasks.add("a", max_tokens=9)
     tasks.step()

@@ -37,7 +37,7 @@ def test_slots_share_the_tasks_evenly(max_reqs: int, pp_size: int, sizes: list[i
 
 
 def test_newcomers_fill_a_slot_in_score_order() -> None:
-    """R184: as many as there are places, the best first; with no free slot, or nobody ready, nothing happens."""
+    """R184: as many as there are places, the best first; with no free slot, or no task ready, nothing happens."""
     tasks = skew(scheduler_type="request_preset")
     assert tasks.plan() == [] and tasks["free_lanes"] == [0, 1]
     for name, priority in (("a", 1), ("b", 3), ("c", 2)):
@@ -87,7 +87,7 @@ def test_chunks_go_to_the_prefills_behind_the_decodes() -> None:
 
 
 def test_the_last_resident_takes_the_place_of_one_that_ended() -> None:
-    """R186: swapped in and popped, several one after the other in their order; who is left decodes in the new order."""
+    """R186: swapped in and popped, several one after the other in their order; the remaining ones decode in the new order."""
     tasks = skew(pp_size=1, max_reqs=5, scheduler_type="fcfs")
     for name in "abcde":
         tasks.add(name, max_tokens=9)
@@ -109,7 +109,7 @@ def test_a_slot_with_nothing_to_run_loses_its_step() -> None:
 
 
 def test_a_task_moves_in_when_its_whole_life_fits() -> None:
-    """R184: nobody is ever evicted; b waits until a is over, though its prompt would fit."""
+    """R184: no task is ever evicted; b waits until a is over, though its prompt would fit."""
     tasks = skew(pp_size=1, num_blocks=5)
     tasks.add("a", 4, max_tokens=9)
     tasks.add("b", 4, max_tokens=9)

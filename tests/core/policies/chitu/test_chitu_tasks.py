@@ -98,7 +98,7 @@ def test_a_task_leaves_only_with_its_result() -> None:
 
 
 def test_the_pool_keeps_the_order_of_arrival() -> None:
-    """R164: one task of an id; unknown ids are nothing to it; who was evicted keeps its place."""
+    """R164: one task of an id; unknown ids are ignored; an evicted task keeps its place."""
     tasks = Tasks(num_blocks=4, scheduler_type="prefill_first")
     tasks.add("a", 7, max_tokens=9)
     tasks.add("b", 7, max_tokens=9)

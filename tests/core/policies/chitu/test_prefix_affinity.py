@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class Ranks(Tasks):
-    """Ranks that remember prefixes; who owns whom, and the events that were told."""
+    """Ranks that remember prefixes; which rank owns which task, and the events."""
 
     def __init__(self, dp_size: int = 2, **knobs: object) -> None:
         given = {"max_reqs": 16 * dp_size, "max_num_seqs": 32, "prefix_caching": True, **knobs}
@@ -51,7 +51,7 @@ def one_by_one(tasks: Ranks, prompts: dict[str, list[int]], max_tokens: int = 8)
 
 
 def test_the_rank_with_the_longest_prefix_gets_it() -> None:
-    """R190: not the one whose turn it is, nor the one that knows less; whoever knows nothing takes the next turn; why is told."""
+    """R190: not the rank that is next in turn, nor the one that knows less; a task without known prefix takes the next turn."""
     tasks = Ranks(3)
     assert one_by_one(tasks, {"a": text(1, 1), "b": text(1, 4, own=1), "c": text(2, 2)}, max_tokens=40) == [0, 0, 1]
     assert one_by_one(tasks, {"d": text(2, 2, own=3), "e": text(1, 4, own=4), "f": text(3, 3)}) == [1, 0, 2]
@@ -70,7 +70,7 @@ def test_what_all_know_alike_goes_to_the_least_busy() -> None:
     assert owners[:2] == [0, 1] and sorted(owners) == [0] * 4 + [1] * 4
 
 
-def test_a_busy_rank_draws_nobody() -> None:
+def test_a_busy_rank_attracts_no_task() -> None:
     """R190: with more tasks than so many beyond the least busy one; that one gets it then, and no rank idles."""
     prompts = {f"t{i}": text(1, 4, own=i) for i in range(10)}
     for slack, num_drawn in ((0, 1), (2, 3), (100, 10)):
@@ -88,12 +88,12 @@ def test_without_it_ranks_take_turns() -> None:
 
 
 def test_a_full_rank_is_not_waited_for() -> None:
-    """R188, R190: who would go to a rank without a place goes to another that has one."""
+    """R188, R190: a task whose rank has no place goes to another that has one."""
     tasks = Ranks(max_reqs=2)
     assert one_by_one(tasks, {"a": text(1, 4), "b": text(1, 4, own=1)}, max_tokens=30) == [0, 1]
 
 
-def test_nobody_starves_and_nothing_leaks() -> None:
+def test_no_task_starves_and_nothing_leaks() -> None:
     """R188, R190, R200: random arrivals on few topics, scarce blocks: all end with all tokens at one owner, all ranks work, all
     blocks come back, and prefixes are found."""
     for seed in range(12):

@@ -1,4 +1,4 @@
-"""Preemption under `quire`: who leaves, for whom, and how; nobody important leaves for somebody less important, nobody in vain."""
+"""Preemption under `quire`: which request is preempted, for which, and how; never a more important one, never in vain."""
 
 import random
 
@@ -35,19 +35,19 @@ def step(core: Scheduler, now: float = 0.0) -> StepPlan:
 
 
 def run_until_preempted(core: Scheduler, most: int = 60) -> StepPlan:
-    """Steps until somebody leaves."""
+    """Steps until a request is preempted."""
     for number in range(most):
         plan = step(core, float(number))
         if plan.preempted:
             return plan
-    raise AssertionError("nobody was preempted")
+    raise AssertionError("no request was preempted")
 
 
-# --- who ------------------------------------------------------------------------------------------------------------------
+# --- the victim -----------------------------------------------------------------------------------------------------------
 
 
 def test_among_equals_the_one_that_loses_least_leaves() -> None:
-    """R60, R130: of those behind the one in need, not the newest as such, but who has computed least."""
+    """R60, R130: of those behind the one in need, not the newest as such, but the one that has computed least."""
     core = quire_core({"num_gpu_blocks": 10, "num_cpu_blocks": 0})
     for at, (name, prompt) in enumerate((("old", 8), ("small", 5), ("large", 18))):
         core.add(request(name, prompt, max_tokens=30, at=float(at)))
@@ -64,8 +64,8 @@ def test_the_lowest_class_leaves_first_however_much_it_loses() -> None:
     assert run_until_preempted(core).preempted == [("large", "recompute")]
 
 
-def test_who_is_least_important_itself_leaves_itself() -> None:
-    """R60: a less important one in need pushes nobody out."""
+def test_the_least_important_request_preempts_itself() -> None:
+    """R60: a less important one in need preempts no other."""
     core = quire_core({"num_gpu_blocks": 7, "num_cpu_blocks": 0})
     core.add(request("low", 11, max_tokens=30, at=0.0, priority=3))
     core.add(request("high", 9, max_tokens=3, at=0.0))
@@ -95,7 +95,7 @@ def test_blocks_that_others_hold_are_not_lost() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_less_important_one_pushes_out_a_more_important_one(seed: int) -> None:
-    """R82, R130: in random lives every victim comes after the one it left for, unless that one is stuck and nobody gains tokens;
+    """R82, R130: in random runs every victim is behind its beneficiary, unless that one is stuck and none gains tokens;
     for a head that waits it is of a lower class and behind by the margin."""
     rng = random.Random(f"inversion {seed}")
     setting = random_setting("quire", rng)
@@ -118,7 +118,7 @@ def test_no_less_important_one_pushes_out_a_more_important_one(seed: int) -> Non
                     assert aged.key(needy.groups[0]) < aged.key(victim.groups[0])
 
 
-# --- for whom -------------------------------------------------------------------------------------------------------------
+# --- the beneficiary ------------------------------------------------------------------------------------------------------
 
 
 def test_the_head_takes_a_place_when_sequences_are_full() -> None:
@@ -135,7 +135,7 @@ def test_the_head_takes_a_place_when_sequences_are_full() -> None:
 
 
 def test_the_head_takes_the_blocks_it_needs_and_no_more() -> None:
-    """R82, R83: the lowest class first, who loses least first; who need not leave after all stays."""
+    """R82, R83: the lowest class first, in it the one that loses least; a request that need not be preempted after all stays."""
     core = quire_core({"num_gpu_blocks": 17, "num_cpu_blocks": 0}, patience_s=10.0)
     for name, prompt, priority in (("b", 11, 1), ("c", 11, 2), ("d", 3, 2), ("e", 19, 2)):
         core.add(request(name, prompt, max_tokens=30, priority=priority))
@@ -147,7 +147,7 @@ def test_the_head_takes_the_blocks_it_needs_and_no_more() -> None:
     assert running(core) == ["b", "d", "a"]
 
 
-def test_nobody_leaves_in_vain() -> None:
+def test_no_preemption_is_in_vain() -> None:
     """R83: where the head would not fit with all less important ones gone, all stay."""
     core = quire_core({"num_gpu_blocks": 13, "num_cpu_blocks": 0}, patience_s=10.0)
     core.add(request("same", 23, max_tokens=8))
@@ -160,7 +160,7 @@ def test_nobody_leaves_in_vain() -> None:
     assert running(core) == ["same", "low"]
 
 
-def test_an_earlier_arrival_alone_pushes_nobody_out() -> None:
+def test_an_earlier_arrival_alone_preempts_nothing() -> None:
     """R82: equal classes wait for each other."""
     core = quire_core({"max_num_seqs": 1}, patience_s=10.0)
     core.add(request("late", 4, at=50.0, max_tokens=10))
@@ -169,8 +169,8 @@ def test_an_earlier_arrival_alone_pushes_nobody_out() -> None:
     assert step(core, 51.0).preempted == []
 
 
-def test_who_has_aged_is_not_pushed_out() -> None:
-    """R82, R202: a class is worth `patience_s` and no more; within `margin_s` of each other nobody moves."""
+def test_an_aged_request_is_not_preempted() -> None:
+    """R82, R202: a class is worth `patience_s` and no more; within `margin_s` of each other none is preempted."""
     for at, leaves in ((8.0, True), (9.5, False), (11.0, False)):
         core = quire_core({"max_num_seqs": 1}, patience_s=10.0, margin_s=1.0)
         core.add(request("low", 4, at=0.0, max_tokens=30, priority=1))
@@ -179,7 +179,7 @@ def test_who_has_aged_is_not_pushed_out() -> None:
         assert bool(step(core, at).preempted) is leaves
 
 
-def test_a_newcomer_waits_for_the_token_budget_without_pushing_anybody_out() -> None:
+def test_a_newcomer_waits_for_the_token_budget_without_preempting() -> None:
     """R82: a prompt's chunks that take all of a step are no reason to leave."""
     core = quire_core({"max_num_batched_tokens": 8}, patience_s=10.0)
     core.add(request("long", 40, priority=2))
@@ -190,7 +190,7 @@ def test_a_newcomer_waits_for_the_token_budget_without_pushing_anybody_out() -> 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_no_more_important_one_waits_for_places_of_less_important_ones(seed: int) -> None:
-    """R82, R132: with blocks and tokens for all and few places, whoever runs is not outranked by the head of the queue."""
+    """R82, R132: with blocks and tokens for all and few places, a running request is not outranked by the head of the queue."""
     rng = random.Random(f"places {seed}")
     patience_s = rng.choice([10.0, 40.0])
     core = quire_core({"max_num_seqs": rng.randint(1, 3), "num_gpu_blocks": 400}, patience_s=patience_s)

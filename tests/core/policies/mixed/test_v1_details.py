@@ -1,4 +1,4 @@
-"""Corner cases of vLLM V1: who is skipped, what counts as cached, which end wins."""
+"""Corner cases of vLLM V1: which request is skipped, what counts as cached, which end wins."""
 
 import pytest
 

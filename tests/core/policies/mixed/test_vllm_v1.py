@@ -22,8 +22,8 @@ def test_budget_of_ten_with_prompts_3_5_12() -> None:
     ]
 
 
-def test_nobody_is_looked_at_when_the_budget_is_used_up() -> None:
-    """R128: to the last token: who waits is not even looked up, whether prompts took it all or decodes and prompts."""
+def test_no_request_is_visited_when_the_budget_is_used_up() -> None:
+    """R128: to the last token: waiting requests are not even looked up, whether prompts took it all or decodes and prompts."""
     core = make_core(max_num_batched_tokens=8)
     core.add(make_request("a", 8, max_tokens=20))
     core.add(make_request("b", 7))
@@ -88,7 +88,7 @@ def test_priority_preempts_the_least_important() -> None:
 
 
 def test_no_newcomer_in_a_step_that_preempted() -> None:
-    """R132: waiting is looked at only if nobody was preempted."""
+    """R132: waiting is visited only if no request was preempted."""
     core = make_core(num_gpu_blocks=5, max_model_len=16)
     core.add(make_request("a", 7, max_tokens=9))
     core.add(make_request("b", 7, max_tokens=9))
@@ -108,7 +108,7 @@ def test_max_num_seqs_stops_admission() -> None:
 
 
 def test_without_chunking_a_prompt_waits_for_room_in_the_budget() -> None:
-    """R132: chunked prefill off and more tokens than the budget has left: nobody behind it starts either."""
+    """R132: chunked prefill off and more tokens than the budget has left: no request behind it starts either."""
     core = make_core(chunked_prefill=False, max_num_batched_tokens=64)
     core.add(make_request("a", 40))
     core.add(make_request("b", 40))
@@ -324,7 +324,7 @@ def test_contradicting_limits_are_refused(limits, words: str) -> None:
 
 @pytest.mark.parametrize("fate", ["step fails", "row fails"])
 def test_what_a_failed_step_did_not_compute_is_no_hit(fate: str) -> None:
-    """R136 registers blocks when they are scheduled; if the step fails nobody may find them, what was there before stays."""
+    """R136 registers blocks when they are scheduled; if the step fails they must not be found, earlier ones stay."""
     core = make_core(max_num_batched_tokens=8)
     prompt = list(range(1, 17))
     core.add(make_request("a", prompt))

@@ -59,7 +59,7 @@ def test_swapped_groups_that_do_not_fit_do_not_block_prompts() -> None:
     assert (plan.swap_in, queues(core)["swapped"], ("tiny", 1) in chunks(plan)) == ([], ["b"], True)
 
 
-def test_nobody_comes_back_in_a_step_that_preempted_but_prompts_may_start() -> None:
+def test_no_request_returns_in_a_step_that_preempted_but_prompts_may_start() -> None:
     """R71, R86."""
     core = make_chunked(num_gpu_blocks=6, num_cpu_blocks=9)
     for name in "abc":
@@ -191,8 +191,8 @@ def test_an_abort_between_chunks_frees_the_whole_prompt() -> None:
         assert finish(core) == {}
 
 
-def test_a_delay_does_not_wait_for_those_who_have_their_share() -> None:
-    """R57, R86: prompts come last, so by then nobody is left in line but whom the budget stopped."""
+def test_a_delay_does_not_wait_for_requests_that_have_their_share() -> None:
+    """R57, R86: prompts come last, so by then only requests that the budget stopped are left in line."""
     core = make_chunked(delay_factor=100.0)
     add(core, "a", 3)
     one_step(core, 0.0)

@@ -88,7 +88,7 @@ def test_the_same_inputs_give_the_same_plans(preset: str) -> None:
 
 
 def test_swapped_groups_outrank_those_that_wait() -> None:
-    """R202: so those of several sequences are preferred without anybody saying so (R41)."""
+    """R202: so those of several sequences are preferred although no rule says so (R41)."""
     core = make_v0(num_gpu_blocks=9)
     add(core, "a", 11, 6)
     add(core, "b", 7, 6, n=3)

@@ -40,7 +40,7 @@ def test_each_running_sequence_gets_a_token() -> None:
 
 
 def test_a_chunk_that_the_budget_cannot_hold_stops_the_queue() -> None:
-    """R58: 0 tokens left is the end; who comes behind does not run either."""
+    """R58: 0 tokens left is the end; requests behind it do not run either."""
     core = make_chunked()
     add(core, "a", 20)
     add(core, "b", 20)
@@ -94,7 +94,7 @@ def _steps(core: Scheduler, num: int):
 
 
 def test_the_tail_leaves_until_the_head_has_its_slots() -> None:
-    """R60: one victim after the other, d for a's samples and c for b; who is served stays."""
+    """R60: one victim after the other, d for a's samples and c for b; the request that is served stays."""
     core = make_v0(num_gpu_blocks=8)
     add(core, "a", 16, n=2)
     add(core, "b", 3)
@@ -220,8 +220,8 @@ def test_everything_ends_and_everything_is_free() -> None:
     assert core.state.num_cumulative_preemptions > 0
 
 
-def test_a_result_of_nobody_is_nothing() -> None:
-    """R5: a step that nobody is in gives no output."""
+def test_a_result_without_requests_is_nothing() -> None:
+    """R5: a step without requests gives no output."""
     core = make_v0()
     add(core, "a", 3)
     [plan] = core.schedule(0)

@@ -186,7 +186,7 @@ class TestStops:
         assert stop([5, 7], max_tokens=2) == (STOPPED, 7, 2)
 
     def test_a_stop_string_cuts_behind_its_place(self) -> None:
-        """R95: found in the text by whoever has it; later tokens are cut off, the rest counts."""
+        """R95: found in the text by the gateway; later tokens are cut off, the rest counts."""
         core = make_v0()
         request = add(core, "a", 3)
         steps(core, 4)

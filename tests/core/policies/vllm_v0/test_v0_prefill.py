@@ -71,7 +71,7 @@ def test_a_prompt_that_can_never_have_its_blocks_is_ignored() -> None:
     assert chunks(plan) == [("just", 36)]
 
 
-def test_a_prompt_without_blocks_now_waits_and_nobody_passes_it() -> None:
+def test_a_prompt_without_blocks_now_waits_and_blocks_those_behind() -> None:
     """R51: free less needed is below the watermark: later; head-of-line blocking."""
     core = make_v0(num_gpu_blocks=10, watermark_blocks=1)
     add(core, "a", 18)
@@ -192,14 +192,14 @@ class TestDelay:
         assert chunks(one_step(core, 104.0)[0]) == [("b", 3)]
 
     def test_a_second_turn_has_forgotten_that_the_last_step_was_a_prompt(self) -> None:
-        """R57: else it would measure a latency of 0 at the second turn and let everybody in."""
+        """R57: else it would measure a latency of 0 in the second pass and admit all."""
         core = self.core()
         add(core, "b", 3, arrival=101.0)
         add(core, "c", 3, arrival=103.9)
         assert chunks(one_step(core, 104.0)[0]) == [("b", 3)]
         assert chunks(one_step(core, 104.1)[0]) == [("c", 3)], "the step of b took 0.1 s"
 
-    def test_with_nobody_running_everybody_may_start(self) -> None:
+    def test_with_nothing_running_all_may_start(self) -> None:
         """R57: an empty running queue opens the gate."""
         core = self.core()
         core.abort(["a"])
@@ -213,7 +213,7 @@ class TestDelay:
         add(core, "c", 3, arrival=101.0)
         assert chunks(one_step(core, 104.0)[0]) == [("b", 3), ("c", 3)]
 
-    def test_without_a_factor_nobody_waits(self) -> None:
+    def test_without_a_factor_no_prompt_waits(self) -> None:
         """R57, R201: time enters by the factor alone."""
         core = make_v0()
         add(core, "a", 3, arrival=100.0)

@@ -51,7 +51,7 @@ def test_priority_preemptions_are_not_in_the_count_for_lack_of_blocks() -> None:
 
 
 def test_preemption_by_priority_runs_when_no_prompt_starts() -> None:
-    """R40, R42: S0's prose has it the other way round; while prompts start nobody is pushed out."""
+    """R40, R42: S0's prose has it the other way round; while prompts start no request is preempted."""
     core = make_core()
     add(core, "low", 8, priority=9)
     one_step(core)

@@ -103,7 +103,7 @@ def test_prompts_come_before_decodes_and_never_beside_them() -> None:
 
 
 def test_swapped_groups_block_new_prompts() -> None:
-    """R40, R41, R202: while anybody is on the host no prompt starts, though there is room; groups of several sequences
+    """R40, R41, R202: while a request is swapped out no prompt starts, though there is room; groups of several sequences
     outrank those that wait by that."""
     core = make_v0(num_gpu_blocks=9)
     add(core, "a", 11)
@@ -198,7 +198,7 @@ def test_a_plan_says_what_the_step_is_made_of() -> None:
 
 
 def test_ignored_groups_are_no_work() -> None:
-    """R5, R6: a step without scheduled groups and moves is empty although it ends somebody."""
+    """R5, R6: a step without scheduled groups and moves is empty although it ends a request."""
     core = make_v0()
     add(core, "long", 65)
     [plan] = core.schedule(0)

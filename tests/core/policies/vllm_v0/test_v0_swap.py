@@ -47,7 +47,7 @@ def test_all_blocks_of_a_group_move_or_none(preset: str) -> None:
 
 @BOTH
 def test_a_step_never_moves_both_ways(preset: str) -> None:
-    """R3, R71: nobody comes back in a step in which somebody left."""
+    """R3, R71: no request is swapped in in a step that swapped one out."""
     core = make_v0(preset, num_gpu_blocks=10)
     for i, name in enumerate("abcd"):
         add(core, name, 5 + i, 9, n=2)
@@ -62,7 +62,7 @@ def test_a_step_never_moves_both_ways(preset: str) -> None:
 
 
 @BOTH
-def test_nobody_comes_back_in_a_step_that_preempted(preset: str) -> None:
+def test_no_request_returns_in_a_step_that_preempted(preset: str) -> None:
     """R71: although the victim, which is computed again, left room enough; in the next step it does."""
     core = make_v0(preset, num_gpu_blocks=5)
     for name, length in (("a", 8), ("b", 8), ("c", 3)):
@@ -76,7 +76,7 @@ def test_nobody_comes_back_in_a_step_that_preempted(preset: str) -> None:
 
 @BOTH
 def test_no_room_on_the_device_means_later(preset: str) -> None:
-    """R69: the head of swapped stays, nobody behind it comes back, though there is room for one of them."""
+    """R69: the head of swapped stays, no request behind it returns, though there is room for one of them."""
     core = make_v0(preset, num_gpu_blocks=9)
     add(core, "a", 11)
     add(core, "c", 3)
@@ -185,7 +185,7 @@ def test_without_room_on_the_host(defects: str) -> None:
 )
 def test_how_a_victim_leaves(mode: str | None, n: int, prompt: int, expected: str) -> None:
     """R76, R79: as the operator says, else by the number of sequences, however many blocks they hold (S0's reason, that those
-    who use little are computed again, is loose)."""
+    that use little are computed again, is loose)."""
     core = make_v0(num_gpu_blocks=1 + -(-prompt // 4), preemption_mode=mode)
     add(core, "a", 4)
     add(core, "b", prompt, n=n)

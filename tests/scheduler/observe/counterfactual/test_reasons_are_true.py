@@ -47,7 +47,7 @@ def explained(policy: str, seed: int) -> ExplainedLife:
 
 
 def waits(life: ExplainedLife) -> list[tuple[str, WaitEpisode]]:
-    """Waits of at least one step, of those who had arrived before."""
+    """Waits of at least one step, of requests that had arrived before."""
     found = [(name, e) for name in life.requests for e in life.timelines.episodes(name) if e.is_wait]
     return [(name, e) for name, e in found if e.to_step is None or e.to_step > e.from_step]
 
@@ -115,7 +115,7 @@ def test_just_enough_lets_it_in_many(policy: str, record_property: Record) -> No
         "size", f"reasons under {policy}: {sum(told.values())} waits, {named} with a value; {dict(hanging)}"
     )
     # Chitu's waits hang on sizes of batches, slots and ranks as well, which are fixed at start.
-    # Who had to leave in the step that its reason names cannot be let in anew there.
+    # A request preempted in the step that its reason names cannot be admitted anew there.
     bar = 0.1 if presets.preset(policy).schedules_tasks else 0.75
     assert named >= bar * sum(
         count for reason, count in hanging.items() if Reason(reason.removesuffix(" -")) not in LEAVING

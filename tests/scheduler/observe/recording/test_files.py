@@ -156,7 +156,7 @@ def _document(root: list[object], *classes: list[object]) -> bytes:
     ],
 )
 def test_snapshots_run_nothing(document: bytes) -> None:
-    """Only objects of a core can be made: nothing is called or imported that is no part of one, whoever wrote the snapshot."""
+    """Only objects of a core can be made: nothing else is called or imported, whatever the snapshot contains."""
     taken = next(LIFE.buffer.segments()).snapshot
     with pytest.raises(SnapshotError):
         snapshot.restore(replace(taken, objects=document))

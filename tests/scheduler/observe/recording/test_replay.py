@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[4]
 POLICIES = presets.policy_names()
 VERY_LONG = ("quire", "vllm-v0")
 Record = Callable[[str, object], None]
-# What a `Scheduler` offers to those who look in; all else it offers is an input.
+# What a `Scheduler` offers to observers; all else it offers is an input.
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
     "pool_report", "check_integrity", "view", "parts", "deadlines", "change",

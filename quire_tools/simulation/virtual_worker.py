@@ -1,4 +1,4 @@
-"""Simulated worker of virtual time: answers plans with the tokens of a model of outputs. It keeps no rows and no blocks."""
+"""The worker of a simulation: answers plans with the tokens of a `TokenModel`. It keeps no rows and no blocks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +12,10 @@ from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Group, Request
 
 
-class SimulatedWorker:
+class VirtualWorker:
     """One worker process; runs plans in order. Its output depends only on `tokens`.
 
-    `requests`: by id, with their groups, which show where a step branches. A worker with rows and a
-    cache, behind the workers' protocol: `quire_tools.simulated_worker`.
+    `requests`: by id, with their groups, which show where a step branches.
     """
 
     def __init__(self, tokens: TokenModel, requests: Mapping[str, Request]) -> None:
