@@ -63,7 +63,7 @@ class WorkerResult:
 
     `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings`
     are the worker's. `plain`: the tokens, if `result` has them as a column; then there are no extras, prompts
-    or embeddings.
+    or embeddings. `continues`: the worker has begun the next granted step.
     """
 
     step_id: int
@@ -76,6 +76,7 @@ class WorkerResult:
     embeddings: dict[str, bytes] = field(default_factory=dict)
     error: common_pb2.ErrorStatus | None = None
     plain: SampledColumns | None = None
+    continues: bool = False
 
 
 @dataclass(slots=True)
