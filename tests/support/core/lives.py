@@ -40,6 +40,7 @@ class Life:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.core = presets.build(setting.spec, setting.limits)
+        self.max_output = 10
         self.num_steps = 0
         self.plans: list[str] = []
         self.seen: list[StepPlan] = []
@@ -80,7 +81,7 @@ class Life:
         beam = None
         if best_of > 1 and rng.random() < 0.4:
             beam = BeamRules(rng.choice([0.0, 1.0, 2.0]), EARLY_STOPPING[rng.randrange(3)])
-        max_tokens = rng.randint(1, 10)
+        max_tokens = rng.randint(1, self.max_output)
         stop = StopRules(
             max_tokens=max_tokens,
             min_tokens=min(rng.choice([0, 0, 3]), max_tokens),
@@ -168,9 +169,9 @@ class Life:
         granting = next(p for p in reversed(self.seen) if not p.is_repeat)
         stops = granting.grant.stop_token_ids if granting.grant is not None else ()
         drawn = {token for tokens in result.tokens.values() for token in tokens}
-        return bool(self._num_granted > 0 and result.tokens and not result.failed and not result.mask_s) and (
-            drawn.isdisjoint(stops)
-        )
+        drawn.update(() if result.column is None else result.column.tolist())
+        goes_on = drawn.isdisjoint(stops) and not (result.failed or result.mask_s)
+        return self._num_granted > 0 and bool(drawn) and goes_on
 
     def _execute(self, plan: StepPlan, fate: str) -> None:
         error = fate == "step fails" and not plan.is_empty

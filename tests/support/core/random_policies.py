@@ -48,7 +48,6 @@ def random_setting(policy: str, rng: random.Random) -> Setting:
         prefix_caching=caching,
         chunked_prefill=chunked,
         long_prefill_token_threshold=rng.choice([0, 0, 1, 3]) if v1 else 0,
-        max_granted_steps=rng.choice([0, 2, 15]) if v1 else 0,
     )
     return Setting(spec, limits)
 
