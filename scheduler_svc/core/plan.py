@@ -33,7 +33,7 @@ class StepPlan:
     (device, host) in `swap_out`, (device, device) in `copy`.
 
     - `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), sent
-      once.
+      once; those of a repeat are in the next plan again.
     - `finished`: requests that ended since the last plan, sent once.
     - `preempted`: (request id, "recompute" | "swap") in order; `num_preempted` of them for lack of blocks.
     - `num_cumulative_preemptions`: all since the start, these included.

@@ -146,7 +146,7 @@ class PlanBuilder:
             swapped_out=self.swap_out.by_request,
             copied=self.copy.by_request,
             preempted=self.preempted,
-            left=self._take_left(state) if state.left and not self.is_repeat else [],
+            left=self._take_left(state) if state.left else [],
             finished=finished,
             ended=self.ended,
             lookups=self.lookups,
@@ -169,7 +169,9 @@ class PlanBuilder:
         )
 
     def _take_left(self, state: CoreState) -> list[str]:
-        """Pop the sequences that the plan's worker may forget."""
+        """Pop the sequences that the plan's worker may forget; they stay where the plan is not sent."""
+        if self.is_repeat:
+            return list(state.left)
         left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
         for name in left:
             del state.left[name]

@@ -155,7 +155,7 @@ class Life:
         self.num_repeats += 1
         live = [name for name in self._granted if name not in self._over]
         plan = self.core.repeat(self._now)
-        assert plan.is_repeat and not (plan.left or plan.preempted or plan.ended or plan.copy or plan.lookups)
+        assert plan.is_repeat and not (plan.preempted or plan.ended or plan.copy or plan.lookups)
         assert [e.name for e in plan.scheduled] == live
         assert all(e.num_tokens == 1 and e.samples and not (e.fresh or e.new_block_ids) for e in plan.scheduled)
         self._planned(plan, "row fails" if self.num_steps % 7 == 0 else "ok")
