@@ -180,14 +180,16 @@ def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
         "free": [report.free.gpu, report.free.cpu],
         "sampled": {item.sequence: list(item.tokens) for item in report.sampled},
         "computed_tokens": report.computed_tokens,
-        "granted_steps": report.granted_steps,
-        "is_repeat": report.is_repeat,
         "times": _times_json(report.times),
     }
     if tables:
         values["tables"] = _tables_json(report.tables)
     if report.error:
         values["error"] = report.error
+    if report.granted_steps:
+        values["granted_steps"] = report.granted_steps
+    if report.is_repeat:
+        values["is_repeat"] = True
     return values
 
 

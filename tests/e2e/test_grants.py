@@ -71,9 +71,9 @@ def test_streams_are_the_same_with_and_without_grants(stacks: dict[str, LocalSta
     found = {option: _outputs(stack, 24, pause_s=0.1) for option, stack in stacks.items()}
     assert found["--grants"] == found["--no-grants"]
     logs = {option: steps(stack.admin_address) for option, stack in stacks.items()}
-    assert not any(step["granted_steps"] or step["is_repeat"] for step in logs["--no-grants"])
-    repeats = sum(step["is_repeat"] for step in logs["--grants"])
-    granted = sum(step["granted_steps"] for step in logs["--grants"])
+    assert not any("granted_steps" in step or "is_repeat" in step for step in logs["--no-grants"])
+    repeats = sum("is_repeat" in step for step in logs["--grants"])
+    granted = sum(step.get("granted_steps", 0) for step in logs["--grants"])
     assert 20 < repeats <= granted
     path = tmp_path / "grants.rec"
     quire("record", "--out", str(path), "--admin", stacks["--grants"].admin_address)
@@ -96,5 +96,5 @@ def test_a_request_waits_for_one_step_at_most(stacks: dict[str, LocalStack]) -> 
     log = steps(stack.admin_address)
     at = next(i for i, step in enumerate(log) if any(g["id"].startswith("late") for g in step["scheduled"]))
     before = log[at - 1]
-    assert before["is_repeat"] or before["granted_steps"], "it came while steps were granted"
-    assert not log[at]["is_repeat"]
+    assert "is_repeat" in before or "granted_steps" in before, "it came while steps were granted"
+    assert "is_repeat" not in log[at]
