@@ -36,6 +36,9 @@ class SchedulerSettings(BaseModel):
     """Reuse KV blocks of equal prefixes. Default: yes."""
     overlap: bool | None = None
     """Plan the next step while one runs; policies quire and vllm-v1-async. Default: yes, except with CPU workers."""
+    grants: bool = True
+    """Let the worker repeat decode steps while nothing else is to be planned. Without effect where plans overlap, and under
+    policies without fast decode."""
     adapters: tuple[str, ...] = ()
     """ "NAME=PATH" of LoRA adapters that workers load when they connect; PATH is a path on the worker's machine."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)

@@ -95,7 +95,7 @@ class WorkerResult:
 
     `error`: the whole step failed and `result` is empty. `num_computed_tokens`, `duration_ns` and `timings`
     are the worker's. `plain`: the tokens, if `result` has them as a column; then there are no extras, prompts
-    or embeddings.
+    or embeddings. `continues`: the worker has begun the next granted step.
     """
 
     step_id: int
@@ -108,3 +108,4 @@ class WorkerResult:
     embeddings: dict[str, bytes] = field(default_factory=dict)
     error: common_pb2.ErrorStatus | None = None
     plain: SampledColumns | None = None
+    continues: bool = False

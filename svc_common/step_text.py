@@ -25,8 +25,15 @@ def composition_text(report: admin_pb2.StepReport, most: int) -> str:
 def _head(report: admin_pb2.StepReport) -> str:
     return (
         f"step {report.step}  epoch {report.epoch}  lane {report.lane}  policy {report.policy}  "
-        f"{report.duration_ns / 1e6:.2f} ms  computed {report.computed_tokens} tokens"
+        f"{report.duration_ns / 1e6:.2f} ms  computed {report.computed_tokens} tokens{_grant(report)}"
     )
+
+
+def _grant(report: admin_pb2.StepReport) -> str:
+    """How the step is part of a decode grant."""
+    if report.is_repeat:
+        return "  repeated by grant"
+    return f"  grants {report.granted_steps} more" if report.granted_steps else ""
 
 
 def _composition(report: admin_pb2.StepReport, most: int | None) -> list[str]:

@@ -186,6 +186,10 @@ def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
         values["tables"] = _tables_json(report.tables)
     if report.error:
         values["error"] = report.error
+    if report.granted_steps:
+        values["granted_steps"] = report.granted_steps
+    if report.is_repeat:
+        values["is_repeat"] = True
     return values
 
 

@@ -43,6 +43,17 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """Steps that the worker may repeat after a plan (`fast_decode/grants`).
+
+    A step in which a sequence draws one of `stop_token_ids`, ascending, is the last of them.
+    """
+
+    num_steps: int
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EndedSequence:
     """A sequence that ended. `request_done`: it was the last of its request."""
 

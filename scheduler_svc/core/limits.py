@@ -11,7 +11,7 @@ class CoreLimits:
 
     `num_gpu_blocks` includes the null block where the cache rules reserve one. `max_num_batched_tokens`: token
     budget of a step. `long_prefill_token_threshold`: maximum prompt tokens of one request in a step, 0 = no
-    limit.
+    limit. `max_granted_steps`: maximum number of steps that a plan grants (`fast_decode/grants`), 0 = none.
     """
 
     block_size: int
@@ -23,6 +23,7 @@ class CoreLimits:
     prefix_caching: bool = True
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    max_granted_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):

@@ -11,13 +11,14 @@ from heapq import merge
 from operator import itemgetter
 
 from block_manager.cache_rules import Pair
-from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens
+from scheduler_svc.core.entries import EndedSequence, Grant, ScheduledSequence, SequenceTokens
 from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.fast_decode.share import SteadyRuns, SteadyShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [
     "EndedSequence",
+    "Grant",
     "ScheduledSequence",
     "SequenceTokens",
     "StepOutcome",
@@ -32,7 +33,7 @@ class StepPlan:
     (device, host) in `swap_out`, (device, device) in `copy`.
 
     - `left`: sequences that the worker may forget (finished, aborted or preempted since the last plan), sent
-      once.
+      once; those of a repeat are in the next plan again.
     - `finished`: requests that ended since the last plan, sent once.
     - `preempted`: (request id, "recompute" | "swap") in order; `num_preempted` of them for lack of blocks.
     - `num_cumulative_preemptions`: all since the start, these included.
@@ -47,6 +48,8 @@ class StepPlan:
     - `swapped_in`, `swapped_out`, `copied`: number of pairs of each request.
     - `steady`: None where no row is scheduled.
     - `events`: changes of state and reason since the last plan.
+    - `grant`: steps that the worker may repeat after this one; None where there are none.
+    - `is_repeat`: the worker runs this step by an earlier plan's grant, so that it is not sent.
 
     A plan without work may still carry `left` and `ended`.
     """
@@ -82,6 +85,8 @@ class StepPlan:
     free_cpu: int = 0
     events: list[CoreEvent] = field(default_factory=list)
     head_numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    grant: Grant | None = None
+    is_repeat: bool = False
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:

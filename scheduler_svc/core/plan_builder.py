@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
-from scheduler_svc.core.entries import BlockMoves
+from scheduler_svc.core.entries import BlockMoves, Grant
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
@@ -37,6 +37,7 @@ class PlanBuilder:
     - `favoured`: the group for which others were preempted so that it starts in this step.
     - `torn`: withdrawn sequences without their copy-on-write copies.
     - `num_caught_up`: tokens of running groups that are recomputed over several steps.
+    - `is_repeat`: the worker runs the step by a grant.
     """
 
     now: float
@@ -62,6 +63,8 @@ class PlanBuilder:
     num_caught_up: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
+    grant: Grant | None = None
+    is_repeat: bool = False
 
     def extend(self, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0) -> None:
         """Give a running sequence blocks for `num_tokens` more tokens."""
@@ -161,10 +164,14 @@ class PlanBuilder:
             free_cpu=state.cache.num_free_cpu,
             events=events,
             head_numbers=head_numbers,
+            grant=self.grant,
+            is_repeat=self.is_repeat,
         )
 
     def _take_left(self, state: CoreState) -> list[str]:
-        """Pop the sequences that the plan's worker may forget."""
+        """Pop the sequences that the plan's worker may forget; they stay where the plan is not sent."""
+        if self.is_repeat:
+            return list(state.left)
         left = [name for name, lane in state.left.items() if not self.has_own_worker or (lane or 0) == self.lane]
         for name in left:
             del state.left[name]

@@ -19,7 +19,7 @@ from scheduler_svc.core.outputs import OutputRules, note_first_tokens
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.interfaces import InspectablePart, Placement, Progress
-from scheduler_svc.core.parts.phases import Phase
+from scheduler_svc.core.parts.phases import Phase, RepeatablePhase
 from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
@@ -64,6 +64,8 @@ class Scheduler:
         self._outputs = outputs
         self._flights = PlansInFlight(state)
         self._views = list(views)
+        self._num_granted = 0
+        self._is_changed = False
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -181,8 +183,38 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[StepPlan]:
         """Make one plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
+        self._num_granted, self._is_changed = 0, False
         lanes = self._placement.free_lanes()
         return [self._plan(lane, now, is_last=lane == lanes[-1]) for lane in lanes]
+
+    def repeat(self, now: float) -> StepPlan:
+        """Plan the step that the worker began by a grant: the rows of the last plan that are left, one token each.
+
+        Called after the result of the step before was applied.
+        """
+        self._num_granted -= 1
+        builder = self._new_builder(now, lane=0)
+        for phase in self._phases:
+            if isinstance(phase, RepeatablePhase):
+                phase.repeat(self._state, builder)
+        return self._sealed(builder)
+
+    @property
+    def has_grant(self) -> bool:
+        """True if granted steps are left that were not planned yet."""
+        return self._num_granted > 0
+
+    @property
+    def wants_step_back(self) -> bool:
+        """True if granted steps are left that would not be planned any more: groups wait, or a row has ended."""
+        state = self._state
+        return self._num_granted > 0 and bool(
+            len(state.waiting) or state.swapped or state.left or state.is_warming_up or self._is_changed
+        )
+
+    def revoke(self) -> None:
+        """Expect no more granted steps than the worker has begun when it learns of the revocation."""
+        self._num_granted = 0
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """Apply the result of a plan: append tokens and end finished sequences. Sequences that are gone are
@@ -257,6 +289,7 @@ class Scheduler:
     def change(self, spec: PolicySpec, progress: Progress, outputs: OutputRules, phases: list[Phase]) -> None:
         """Swap policy parts; `live_change` checks compatibility."""
         self.spec, self._progress, self._outputs, self._phases = spec, progress, outputs, phases
+        self._is_changed = True
 
     @property
     def parts(self) -> list[object]:
@@ -303,21 +336,30 @@ class Scheduler:
     # --- internals -----------------------------------------------------------------------------------------------
 
     def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
-        limits = self._state.limits
-        self._state.journal.begin(self.step + 1, now)
-        builder = PlanBuilder(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
-        builder.has_own_worker = self.has_worker_per_lane
+        builder = self._new_builder(now, lane)
         builder.ended += self._outputs.before_plan(self._state)
         self._state.masks.begin_plan(self._state.running, self._state.steady)
         for phase in self._phases:
             phase.run(self._state, builder)
         if is_last:
             self._end_what_is_stuck(builder)
+        return self._sealed(builder)
+
+    def _new_builder(self, now: float, lane: int) -> PlanBuilder:
+        limits = self._state.limits
+        self._state.journal.begin(self.step + 1, now)
+        builder = PlanBuilder(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
+        builder.has_own_worker = self.has_worker_per_lane
+        return builder
+
+    def _sealed(self, builder: PlanBuilder) -> StepPlan:
+        """The finished plan, which is in flight from now on."""
         if builder.entries or not builder.steady:  # rows of fast decode commit nothing
             builder.commit(self._state)
         self.step += 1
         plan = builder.seal(self.step, self._state)
         self._state.journal.step = self.step + 1
+        self._num_granted = plan.grant.num_steps if plan.grant is not None else self._num_granted
         self._take_off(plan, builder)
         return plan
 

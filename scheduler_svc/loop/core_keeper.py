@@ -3,9 +3,10 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protos.common.v1 import common_pb2
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.loop import policy_change
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore
@@ -54,15 +55,18 @@ class CoreKeeper:
 
     `overlap`: send as many plans ahead of their results as the policy allows; None = unless workers compute
     on the CPU (docs/decisions/0015-no-overlap-on-a-cpu.md). `overlaps`: the resulting setting, which
-    recordings contain.
+    recordings contain. `grants`: whether plans may grant steps, unless they overlap (`core/fast_decode/grants`).
     """
 
-    def __init__(self, choice: PolicyChoice, record_buffer: RecordBuffer, *, overlap: bool | None) -> None:
+    def __init__(
+        self, choice: PolicyChoice, record_buffer: RecordBuffer, *, overlap: bool | None, grants: bool
+    ) -> None:
         self.core: AnyCore | None = None
         self.overlaps = bool(overlap)
         self._choice = self._started_with = choice
         self._record_buffer = record_buffer
         self._overlap = overlap
+        self._grants = grants
         self._last_step = 0
 
     def build(self, owned: Sequence[OwnedStream]) -> AnyCore:
@@ -71,7 +75,7 @@ class CoreKeeper:
         workers = Workers.of(owned)
         self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
-        core = choice.build(choice.core_limits(workers.size), rename=self._record_buffer.rename)
+        core = choice.build(self._limits(choice, workers), rename=self._record_buffer.rename)
         about = {
             "model_digest": workers.limits.model_digest,
             "worker": ",".join(each.worker_boot_id for each in owned),
@@ -81,6 +85,10 @@ class CoreKeeper:
         self.core = self._record_buffer.record(core, time.monotonic, about)
         self.core.step = step
         return self.core
+
+    def _limits(self, choice: PolicyChoice, workers: Workers) -> CoreLimits:
+        limits = choice.core_limits(workers.size)
+        return limits if self.overlaps or not self._grants else replace(limits, max_granted_steps=limits.block_size - 1)
 
     def discard(self) -> None:
         """Drop the core because its state is not to be trusted any more."""
@@ -102,7 +110,7 @@ class CoreKeeper:
         if self.core is None or workers is None:
             self._choice = choice
             return self._last_step + 1, []
-        profiled, limits = (c.core_limits(workers.size) for c in (self._started_with, choice))
+        profiled, limits = (self._limits(c, workers) for c in (self._started_with, choice))
         changes = policy_change.change(self.core, profiled, choice.for_model(workers.size).spec, limits)
         self._choice = choice
         for key, old, new in changes:

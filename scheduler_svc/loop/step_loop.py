@@ -3,6 +3,9 @@
 `step_pipelining` shows a turn with and without overlap, and says whether there is room for a plan; `settling` is
 what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect and fail.
 
+A worker that was granted steps (`core/fast_decode/grants`) begins the next one by itself, which its result says;
+the plan of that step is made at once, and is not sent. Inputs meanwhile may revoke the grant.
+
 If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's collector does;
 a rank without work gets no message and no step in the log. Results are taken in the order of arrival.
 """
@@ -58,7 +61,7 @@ class StepLoop:
         adapter_id: Callable[[str], int],
     ) -> None:
         self._no_worker_timeout_ns = int(settings.no_worker_timeout_s * NS_PER_S)
-        self._keeper = CoreKeeper(choice, record_buffer, overlap=settings.overlap)
+        self._keeper = CoreKeeper(choice, record_buffer, overlap=settings.overlap, grants=settings.grants)
         self._book = book
         self._readiness = readiness
         self._settling = StepSettling(book, steps)
@@ -103,7 +106,9 @@ class StepLoop:
         self._intake.take_requests(core, workers.limits)
         went_out = await self._dispatch()
         busy = self._pipelining.busy()
-        if busy and not (went_out and self._pipelining.has_room()):
+        if busy and core.has_grant:
+            await self._watch_grant(core, busy[0])
+        elif busy and not (went_out and self._pipelining.has_room()):
             await self._settle_some(busy)
         elif not went_out:
             await self._idle(_BLOCKED_S if self._pipelining.has_work() else None)
@@ -134,25 +139,49 @@ class StepLoop:
         took_ns = monotonic_ns() - began_ns
         for plan in plans:
             lane = self._lanes.lanes[plan.lane if core.has_worker_per_lane else 0]
-            origin = StepOrigin(
-                planned_ns=began_ns,
-                schedule_ns=took_ns,
-                epoch=lane.planner.epoch,
-                step_id=lane.planner.last_step_id + 1,
-                worker=lane.number,
-                worker_id=lane.boot_id,
-                rank=plan.lane if core.has_worker_per_lane else None,
-            )
-            self._settling.announce(core, plan, origin)
+            self._announce(core, plan, lane, began_ns, took_ns)
             if plan.left or not plan.is_empty:
                 planned.append((lane, plan))
         return planned
+
+    def _announce(self, core: AnyCore, plan: StepPlan, lane: WorkerLane, began_ns: int, took_ns: int) -> None:
+        origin = StepOrigin(
+            planned_ns=began_ns,
+            schedule_ns=took_ns,
+            epoch=lane.planner.epoch,
+            step_id=lane.planner.last_step_id + 1,
+            worker=lane.number,
+            worker_id=lane.boot_id,
+            rank=plan.lane if core.has_worker_per_lane else None,
+        )
+        self._settling.announce(core, plan, origin)
 
     def _sampling(self, request_id: str) -> RowSampling:
         live = self._book.in_core(request_id)
         assert live is not None and self._lanes.workers is not None
         adapter_id = live.request.lora_id if live.request is not None else 0
         return live.submission.row_sampling(self._lanes.workers.limits, adapter_id)
+
+    # --- granted steps --------------------------------------------------------------------------------------------
+
+    async def _watch_grant(self, core: AnyCore, lane: WorkerLane) -> None:
+        """Wait for a result of granted steps or for an input. Revoke the grant if something else is to be planned."""
+        if core.wants_step_back:
+            core.revoke()
+            try:
+                await lane.revoke()
+            except WorkerLostError as error:
+                self._lanes.lose(lane, error)
+                return
+        await self._idle(max(0.0, lane.patience_left_s()))
+
+    def _follow(self, lane: WorkerLane) -> None:
+        """Plan the granted step that the worker has begun."""
+        core, began_ns = self._keeper.core, monotonic_ns()
+        assert core is not None
+        plan = core.repeat(began_ns / NS_PER_S)
+        self._announce(core, plan, lane, began_ns, monotonic_ns() - began_ns)
+        lane.follow(plan)
 
     # --- taking results -------------------------------------------------------------------------------------------
 
@@ -174,6 +203,8 @@ class StepLoop:
                 continue
             if answer is not None:
                 self._settle(*answer)
+                if answer[1].continues:
+                    self._follow(lane)
         if any(map(WorkerLane.has_news, self._lanes.lanes)):
             self._lanes.on_news()
 

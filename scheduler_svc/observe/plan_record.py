@@ -85,7 +85,7 @@ class PlanRecord:
     """One plan; sequences are lists, or () if empty. Pairs are [source, destination].
 
     `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
-    where nonzero. `ended`: in the form of `ending_of`.
+    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`: see `fast_decode/grants`.
     """
 
     step: int
@@ -111,6 +111,8 @@ class PlanRecord:
     ended: Sequence[Ending] = ()
     lookups: Sequence[Sequence[Any]] = ()
     late: Sequence[str] = ()
+    num_granted_steps: int = 0
+    is_repeat: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -185,6 +187,8 @@ class PlanFreezer:
             left=plan.left or (),
             finished=plan.finished or (),
             late=plan.late or (),
+            num_granted_steps=plan.grant.num_steps if plan.grant is not None else 0,
+            is_repeat=plan.is_repeat,
         )
         if entries:
             _add_entries(record, entries)

@@ -107,6 +107,8 @@ class StepRecord:
             duration_ns=self.duration_ns,
             times=self._times(),
             state=self.state if state else None,
+            granted_steps=plan.num_granted_steps,
+            is_repeat=plan.is_repeat,
         )
         if tables is not None:
             report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())

@@ -52,8 +52,8 @@ class Assignment:
 
 
 def limit_names() -> list[str]:
-    """Fields of `CoreLimits`."""
-    return [field.name for field in fields(CoreLimits)]
+    """Fields of `CoreLimits` that are keys; grants are a setting of the service."""
+    return [field.name for field in fields(CoreLimits) if field.name != "max_granted_steps"]
 
 
 def known_keys() -> list[str]:

@@ -139,6 +139,15 @@ class WorkerLane:
         if self.is_here:
             await self._link.send(sent.message)
 
+    def follow(self, plan: StepPlan) -> None:
+        """Expect the result of a granted step that the worker has begun."""
+        self.in_flight.append(Sent(plan, self.planner.follow(plan)))
+
+    async def revoke(self) -> None:
+        """Tell the worker to begin no further granted step. Raises WorkerLostError."""
+        if self.is_here:
+            await self._link.send(worker_pb2.SchedulerOutputs(revocation=worker_pb2.GrantRevocation()))
+
     def take_result(self) -> tuple[StepPlan, WorkerResult] | None:
         """The oldest plan in flight with its result; None if there is none yet. Raises WorkerLostError if none will come."""
         result = None

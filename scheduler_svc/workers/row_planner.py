@@ -88,8 +88,23 @@ class RowPlanner:
             message.changed.CopyFrom(changed.message())
         if removed:
             message.removed_rows = wire_arrays.pack(removed)
+        if plan.grant is not None:
+            message.grant.num_steps = plan.grant.num_steps
+            message.grant.stop_token_ids = wire_arrays.pack(plan.grant.stop_token_ids)
         _put_pairs(message, plan)
         return message
+
+    def follow(self, plan: StepPlan) -> worker_pb2.SchedulerOutputs:
+        """Expect the result of a granted step, which the worker runs without a message; returns the message that it stands for.
+
+        The worker computes the rows of the last message, of which some may have ended.
+        """
+        self.last_step_id += 1
+        is_whole = plan.batch_signature is not None and plan.batch_signature == self._signature
+        self._open[self.last_step_id] = plan.step, self._plain if is_whole else None
+        return worker_pb2.SchedulerOutputs(
+            step_id=self.last_step_id, epoch=self.epoch, num_decode_steps=1, scheduler_step=plan.step
+        )
 
     def _schedule(
         self, plan: StepPlan, sampling: SamplingLookup, added: AddedColumns, changed: ChangedColumns
@@ -172,6 +187,7 @@ class RowPlanner:
             duration_ns=duration_ns,
             timings=timings,
             plain=plain,
+            continues=message.continues,
         )
 
     def _read(self, message: worker_pb2.WorkerOutputs) -> WorkerResult:
@@ -196,6 +212,7 @@ class RowPlanner:
             prompts=prompts,
             embeddings=embeddings,
             error=message.error if message.HasField("error") else None,
+            continues=message.continues,
         )
 
 

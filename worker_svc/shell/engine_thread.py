@@ -76,6 +76,12 @@ class EngineThread:
         self._jobs.put(_Job(job, future))
         return future
 
+    def follow(self, job: Callable[[], T | Later], on_done: "Callable[[asyncio.Future[T]], None]") -> None:
+        """Queue a job from within a job, without a turn of the event loop. `on_done` is called as the future's callback."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        future.add_done_callback(on_done)
+        self._jobs.put(_Job(job, future))
+
     async def stop(self, timeout_s: float) -> bool:
         """End the threads after the queued jobs. Returns False if they have not ended in time."""
         self._jobs.put(None)

@@ -5,15 +5,17 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
-from svc_common.errors import Aborted, InvalidArgument, QuireError, Unavailable
+from svc_common.errors import Aborted, FailedPrecondition, InvalidArgument, QuireError, Unavailable
 from svc_common.net import rpc
 from worker_svc.engine import DeviceLost, Finished, Pending
 from worker_svc.shell.engine_thread import EngineThread
+from worker_svc.shell.grants import DecodeGrants
 from worker_svc.shell.lifecycle import FAILED, Lifecycle
 from worker_svc.shell.metrics import StepMeter
 from worker_svc.shell.ownership import Hello, Ownership, StepVerdict
@@ -41,6 +43,7 @@ class _Launched:
     pending: Pending
     queued_ns: int
     start_ns: int
+    on_result: Callable[[worker_pb2.SchedulerOutputs, worker_pb2.WorkerOutputs], None]
 
     def wait(self) -> None:
         """See Later."""
@@ -58,6 +61,7 @@ class _Launched:
             result = _failed(error)
         result.step_id, result.epoch = self.outputs.step_id, self.outputs.epoch
         result.timings.queued_ns, result.timings.started_ns = self.queued_ns, self.start_ns
+        self.on_result(self.outputs, result)
         return _Done(self.outputs, result, StepClock(self.start_ns, clock.wall_ns()))
 
 
@@ -84,6 +88,7 @@ class OwnedSteps:
         self._lifecycle, self._thread = lifecycle, thread
         self._ownership, self._identity, self._spans = ownership, identity, spans
         self._meter = meter
+        self._grants = DecodeGrants()
         self._max_open = max_open
         self._stream: StepStream | None = None
         self._stopping: QuireError | None = None
@@ -121,6 +126,7 @@ class OwnedSteps:
         return stream
 
     def _replace_stream(self, stream: StepStream, owner: str) -> None:
+        self._grants.revoke()
         if self._stream is not None:
             over = Aborted(
                 f"scheduler {owner} owns this worker in epoch {self.epoch}; this stream is over",
@@ -134,6 +140,7 @@ class OwnedSteps:
     def _begin_epoch(self) -> None:
         self._spans.end_all("epoch over")
         self._meter.begin_epoch()
+        self._grants.reset()
         reset = self._thread.submit(self._lifecycle.engine.reset)
         reset.add_done_callback(lambda done: self._lost(done.exception()) if done.exception() else None)
 
@@ -151,6 +158,7 @@ class OwnedSteps:
         self._ownership.leave(stream.number, _now_s(), goodbye=stream.said_goodbye)
         if self._stream is stream:
             self._stream = None
+            self._grants.revoke()
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -162,16 +170,30 @@ class OwnedSteps:
         if message.HasField("hello"):
             raise InvalidArgument.field("hello", "is allowed only in the first message")
         if message.HasField("goodbye"):
+            self._grants.revoke()
             stream.say_goodbye()
+            return
+        if message.HasField("revocation"):
+            self._grants.revoke()
             return
         verdict = self._ownership.accept(stream.number, message.epoch, message.step_id)
         if verdict is StepVerdict.RUN:
+            self._check_order(message.step_id)
+            self._grants.receive(message)
             stream.expect()
             launch = partial(self._launch, message, clock.monotonic_ns())
             future: asyncio.Future[_Done | None] = self._thread.submit(launch)
             future.add_done_callback(self._finished)
         elif verdict is StepVerdict.ANSWERED:
             stream.send(self._ownership.result(message.step_id))
+
+    def _check_order(self, step_id: int) -> None:
+        """Refuse a plan for a step that was begun by a grant."""
+        if step_id <= self._grants.last_begun:
+            raise FailedPrecondition(
+                f"step {step_id} was begun by a grant; send its plan after a result without `continues`",
+                reason="STEP_GAP",
+            )
 
     def _launch(self, message: worker_pb2.SchedulerOutputs, received_ns: int) -> _Done | _Launched | None:
         """Runs on the engine thread. None for a step of an older epoch, which is not run."""
@@ -184,8 +206,15 @@ class OwnedSteps:
             raise
         except Exception as error:
             pending = Finished(_failed(error))
-        launched = _Launched(self._ownership, message, pending, queued_ns, start_ns)
+        launched = _Launched(self._ownership, message, pending, queued_ns, start_ns, self._go_on)
         return launched.finish() if pending.is_ready else launched
+
+    def _go_on(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> None:
+        """Runs on the engine thread: begin the next granted step, if there is one."""
+        following = self._grants.next_step(outputs, result)
+        if following is not None:
+            result.continues = True
+            self._thread.follow(partial(self._launch, following, clock.monotonic_ns()), self._finished)
 
     def _finished(self, future: "asyncio.Future[_Done | None]") -> None:
         if future.exception() is not None:
@@ -194,7 +223,10 @@ class OwnedSteps:
         done = future.result()
         if done is None or not self._ownership.record(done.result.epoch, done.result.step_id, done.result):
             return
+        if done.result.continues:
+            self._ownership.accept_granted()
         if self._stream is not None:
+            self._stream.expect(int(done.result.continues))
             self._stream.answer(done.result)
         # After the stream's task has sent the result: the scheduler waits for it.
         asyncio.get_running_loop().call_soon(self._account, done)
@@ -227,6 +259,7 @@ class OwnedSteps:
         """Accept no more steps, finish those in flight and end the stream with UNAVAILABLE (WORKER_STOPPING)."""
         stopping = Unavailable("this worker is stopping", reason="WORKER_STOPPING")
         self._stopping = self._stopping or stopping
+        self._grants.revoke()
         if self._stream is not None:
             self._stream.finish(stopping)
         await self._thread.submit(lambda: None)

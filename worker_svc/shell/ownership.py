@@ -64,7 +64,10 @@ class _Owner:
 
 
 class Ownership(Generic[Result]):
-    """State of epoch, owner and the last `ring_depth` results. `worker_boot_id` identifies this process's memory."""
+    """State of epoch, owner and the last `ring_depth` results. `worker_boot_id` identifies this process's memory.
+
+    Results of granted steps are kept at least until the owner sends another plan: by then it has read them.
+    """
 
     def __init__(self, worker_boot_id: str, *, lease_s: float, ring_depth: int = 4) -> None:
         self.worker_boot_id = worker_boot_id
@@ -73,6 +76,7 @@ class Ownership(Generic[Result]):
         self.last_answered = 0
         self._lease_s = lease_s
         self._ring_depth = ring_depth
+        self._last_sent = 0
         self._ring: OrderedDict[int, Result] = OrderedDict()
         self._owner: _Owner | None = None
         self._num_streams = 0
@@ -133,7 +137,7 @@ class Ownership(Generic[Result]):
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        self.last_accepted = self.last_answered = 0
+        self.last_accepted = self.last_answered = self._last_sent = 0
         self._ring.clear()
 
     def _after(self, step_id: int) -> tuple[Result, ...]:
@@ -172,7 +176,7 @@ class Ownership(Generic[Result]):
                 metadata={"theirs": str(epoch), "ours": str(self.epoch)},
             )
         if step_id == self.last_accepted + 1:
-            self.last_accepted = step_id
+            self.last_accepted = self._last_sent = step_id
             return StepVerdict.RUN
         if step_id in self._ring:
             return StepVerdict.ANSWERED
@@ -197,6 +201,10 @@ class Ownership(Generic[Result]):
             metadata=metadata,
         )
 
+    def accept_granted(self) -> None:
+        """Count a step that was begun by a grant as accepted."""
+        self.last_accepted += 1
+
     def record(self, epoch: int, step_id: int, result: Result) -> bool:
         """Keep the result of an accepted step, in step order. Returns False and keeps nothing if its epoch is over."""
         if epoch != self.epoch:
@@ -204,7 +212,7 @@ class Ownership(Generic[Result]):
         assert step_id == self.last_answered + 1 <= self.last_accepted, "results come in step order"
         self.last_answered = step_id
         self._ring[step_id] = result
-        if len(self._ring) > self._ring_depth:
+        if len(self._ring) > self._ring_depth and next(iter(self._ring)) < self._last_sent:
             self._ring.popitem(last=False)
         return True
 

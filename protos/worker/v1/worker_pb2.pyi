@@ -202,7 +202,7 @@ class RunWelcome(_message.Message):
     def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., resumed: bool = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class SchedulerOutputs(_message.Message):
-    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye")
+    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye", "grant", "revocation")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,8 @@ class SchedulerOutputs(_message.Message):
     BLOCKS_TO_COPY_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_STEP_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
     hello: RunHello
     step_id: int
     epoch: int
@@ -229,7 +231,21 @@ class SchedulerOutputs(_message.Message):
     blocks_to_copy: bytes
     scheduler_step: int
     goodbye: RunGoodbye
-    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ...) -> None: ...
+    grant: DecodeGrant
+    revocation: GrantRevocation
+    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ..., grant: _Optional[_Union[DecodeGrant, _Mapping]] = ..., revocation: _Optional[_Union[GrantRevocation, _Mapping]] = ...) -> None: ...
+
+class DecodeGrant(_message.Message):
+    __slots__ = ("num_steps", "stop_token_ids")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    stop_token_ids: bytes
+    def __init__(self, num_steps: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ...) -> None: ...
+
+class GrantRevocation(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RunGoodbye(_message.Message):
     __slots__ = ()
@@ -316,7 +332,7 @@ class ChangedRows(_message.Message):
     def __init__(self, rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_new_blocks: _Optional[bytes] = ..., new_block_ids: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., new_token_ids: _Optional[bytes] = ..., num_draft_tokens: _Optional[bytes] = ...) -> None: ...
 
 class WorkerOutputs(_message.Message):
-    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "candidates", "tops", "prompt_logprobs", "embeddings", "mask_rows", "mask_incarnations", "mask_us", "mask_budget_ms", "error")
+    __slots__ = ("welcome", "step_id", "epoch", "rows", "incarnations", "num_tokens", "token_ids", "logprobs", "flags", "num_computed_tokens", "timings", "candidates", "tops", "prompt_logprobs", "embeddings", "mask_rows", "mask_incarnations", "mask_us", "mask_budget_ms", "continues", "error")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +352,7 @@ class WorkerOutputs(_message.Message):
     MASK_INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     MASK_US_FIELD_NUMBER: _ClassVar[int]
     MASK_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     welcome: RunWelcome
     step_id: int
@@ -356,8 +373,9 @@ class WorkerOutputs(_message.Message):
     mask_incarnations: bytes
     mask_us: bytes
     mask_budget_ms: float
+    continues: bool
     error: _common_pb2.ErrorStatus
-    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., candidates: _Optional[_Union[CandidateColumns, _Mapping]] = ..., tops: _Optional[_Union[TopColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[RowEmbedding, _Mapping]]] = ..., mask_rows: _Optional[bytes] = ..., mask_incarnations: _Optional[bytes] = ..., mask_us: _Optional[bytes] = ..., mask_budget_ms: _Optional[float] = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[RunWelcome, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., rows: _Optional[bytes] = ..., incarnations: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., num_computed_tokens: _Optional[int] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., candidates: _Optional[_Union[CandidateColumns, _Mapping]] = ..., tops: _Optional[_Union[TopColumns, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., embeddings: _Optional[_Iterable[_Union[RowEmbedding, _Mapping]]] = ..., mask_rows: _Optional[bytes] = ..., mask_incarnations: _Optional[bytes] = ..., mask_us: _Optional[bytes] = ..., mask_budget_ms: _Optional[float] = ..., continues: bool = ..., error: _Optional[_Union[_common_pb2.ErrorStatus, _Mapping]] = ...) -> None: ...
 
 class CandidateColumns(_message.Message):
     __slots__ = ("rows", "incarnations", "counts", "token_ids", "logprobs")

@@ -42,5 +42,5 @@ RecordMemory = Annotated[
 
 steps = options_of(
     SchedulerSettings,
-    panels={_SCHEDULING: ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "overlap")},
+    panels={_SCHEDULING: ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "overlap", "grants")},
 )

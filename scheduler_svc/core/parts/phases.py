@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group
@@ -14,6 +14,14 @@ class Phase(Protocol):
 
     def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Add to the plan what this phase schedules, within its budget."""
+
+
+@runtime_checkable
+class RepeatablePhase(Phase, Protocol):
+    """A phase that schedules running groups, and can grant repetitions of a step (`fast_decode/grants`)."""
+
+    def repeat(self, state: CoreState, builder: PlanBuilder) -> None:
+        """Schedule the step that the worker runs by a grant."""
 
 
 class AdmissionVerdict(enum.Enum):

@@ -47,12 +47,27 @@ class StoppedAt:
 
 @dataclass(slots=True)
 class PlanEvent:
-    """`schedule(at)`, with a record of each plan; `failed`: it raised that error instead."""
+    """`schedule(at)`, or `repeat(at)` where `is_repeat` is set, with a record of each plan; `failed`: it raised that
+    error instead."""
 
     at: float
     decisions: list[PlanRecord]
     failed: str = ""
     num_bytes: int = 200
+
+    @property
+    def is_repeat(self) -> bool:
+        """True if the worker ran the step by a grant."""
+        return bool(self.decisions) and self.decisions[0].is_repeat
+
+
+@dataclass(slots=True)
+class Revoked:
+    """Granted steps were revoked (`fast_decode/grants`)."""
+
+    at: float
+
+    num_bytes = 100
 
 
 @dataclass(slots=True)
@@ -174,6 +189,7 @@ Event = (
     | CostsSeen
     | WarmedUp
     | LaneBack
+    | Revoked
 )
 EVENTS: tuple[type[Any], ...] = (
     Added,
@@ -189,4 +205,5 @@ EVENTS: tuple[type[Any], ...] = (
     CostsSeen,
     WarmedUp,
     LaneBack,
+    Revoked,
 )

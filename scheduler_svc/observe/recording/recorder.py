@@ -29,6 +29,7 @@ from scheduler_svc.observe.recording.events import (
     PlanEvent,
     PrefixesReset,
     Returned,
+    Revoked,
     StoppedAt,
     WarmedUp,
     WorkerLost,
@@ -140,6 +141,17 @@ class RecordingCore:
             if plan.ended:
                 self._forget(plan.ended)
         return plans
+
+    def repeat(self, now: float) -> StepPlan:
+        """As `Scheduler.repeat`."""
+        plan = self.core.repeat(now)
+        self._guard(self._note_plans, now, [plan])
+        return plan
+
+    def revoke(self) -> None:
+        """As `Scheduler.revoke`."""
+        self.core.revoke()
+        self._note(Revoked(self._clock()))
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """As `Scheduler.update`."""

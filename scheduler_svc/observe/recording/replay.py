@@ -28,6 +28,7 @@ from scheduler_svc.observe.recording.events import (
     PlanEvent,
     PrefixesReset,
     Returned,
+    Revoked,
     StoppedAt,
     WarmedUp,
     WorkerLost,
@@ -166,7 +167,7 @@ class Replayer:
     def _planned(self, event: PlanEvent) -> None:
         failed, plans = "", list[StepPlan]()
         try:
-            plans = self._core.schedule(event.at)
+            plans = [self._core.repeat(event.at)] if event.is_repeat else self._core.schedule(event.at)
         except Exception as error:
             failed = failure(error)
         for plan in plans:
@@ -229,6 +230,9 @@ class Replayer:
     def _costs_seen(self, event: CostsSeen) -> None:
         self._core.observe_costs(Costs(**event.costs))
 
+    def _revoked(self, event: Revoked) -> None:
+        self._core.revoke()
+
     def _warmed_up(self, event: WarmedUp) -> None:
         self._core.warm_up(on=event.on)
 
@@ -252,6 +256,7 @@ _LIVE: dict[type[Any], Callable[[Replayer, Any], None]] = {
     CostsSeen: Replayer._costs_seen,
     WarmedUp: Replayer._warmed_up,
     LaneBack: Replayer._lane_back,
+    Revoked: Replayer._revoked,
 }
 
 

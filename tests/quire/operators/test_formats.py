@@ -60,11 +60,13 @@ EXPECTED = {
 
 
 def test_step_as_json() -> None:
-    """The keys of the issue and `times`; `tables` on request alone; `error` where the step failed."""
+    """The keys of the issue and `times`; `tables` on request alone; `error` where the step failed, grants where there are some."""
     assert step_json(REPORT, tables=False) == EXPECTED
     assert step_json(REPORT, tables=True) == EXPECTED | {"tables": {"a/0": ["g3", "c0"]}}
     failed = pb.StepReport(step=1, error="device lost")
     assert step_json(failed, tables=False)["error"] == "device lost"
+    granted = step_json(pb.StepReport(granted_steps=3, is_repeat=True), tables=False)
+    assert (granted["granted_steps"], granted["is_repeat"]) == (3, True)
 
 
 def test_empty_step_has_every_key() -> None:

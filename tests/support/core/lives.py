@@ -40,6 +40,7 @@ class Life:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.core = presets.build(setting.spec, setting.limits)
+        self.max_output = 10
         self.num_steps = 0
         self.plans: list[str] = []
         self.seen: list[StepPlan] = []
@@ -53,6 +54,9 @@ class Life:
         self._done: Counter[str] = Counter()
         self._rank_out: int | None = None
         self._underway: deque[Underway] = deque()
+        self._granted: list[str] = []
+        self._num_granted = 0
+        self.num_repeats = 0
         self._has_costly_masks = setting.limits.num_gpu_blocks % 2 == 0
         num_workers = setting.spec.dp_size
         self._workers = [self._new_worker() for _ in range(num_workers)]
@@ -77,7 +81,7 @@ class Life:
         beam = None
         if best_of > 1 and rng.random() < 0.4:
             beam = BeamRules(rng.choice([0.0, 1.0, 2.0]), EARLY_STOPPING[rng.randrange(3)])
-        max_tokens = rng.randint(1, 10)
+        max_tokens = rng.randint(1, self.max_output)
         stop = StopRules(
             max_tokens=max_tokens,
             min_tokens=min(rng.choice([0, 0, 3]), max_tokens),
@@ -114,8 +118,9 @@ class Life:
 
     @property
     def can_schedule(self) -> bool:
-        """A plan can go out."""
-        return len(self._underway) < self.core.depth * len(self._workers)
+        """A plan can go out. Plans that grant steps do not overlap."""
+        depth = 1 if self.setting.limits.max_granted_steps else self.core.depth
+        return len(self._underway) < depth * len(self._workers)
 
     @property
     def num_workers(self) -> int:
@@ -130,13 +135,43 @@ class Life:
     def schedule(self, fate: str) -> None:
         """A plan goes out and is executed in its turn; `fate`: how that goes."""
         for plan in self.core.schedule(self._now):
-            self.num_steps += 1
-            self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
-            self.seen.append(plan)
-            self._check_plan(plan)
-            self._note_ended(plan.ended)
-            self._execute(plan, fate)
+            self._granted = [entry.name for entry in plan.scheduled]
+            self._num_granted = plan.grant.num_steps if plan.grant is not None else 0
+            assert not plan.is_repeat
+            self._planned(plan, fate)
         self._now += 1.0
+
+    def _planned(self, plan: StepPlan, fate: str) -> None:
+        self.num_steps += 1
+        self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
+        self.seen.append(plan)
+        self._check_plan(plan)
+        self._note_ended(plan.ended)
+        self._execute(plan, fate)
+
+    def _repeat(self) -> None:
+        """The worker runs a granted step: one token of each sequence of the plan that granted it, as far as they live."""
+        self._num_granted -= 1
+        self.num_repeats += 1
+        live = [name for name in self._granted if name not in self._over]
+        plan = self.core.repeat(self._now)
+        assert plan.is_repeat and not (plan.preempted or plan.ended or plan.copy or plan.lookups)
+        assert [e.name for e in plan.scheduled] == live
+        assert all(e.num_tokens == 1 and e.samples and not (e.fresh or e.new_block_ids) for e in plan.scheduled)
+        self._planned(plan, "row fails" if self.num_steps % 7 == 0 else "ok")
+        self._now += 1.0
+
+    def _goes_on(self, plan: StepPlan, result: StepResult) -> bool:
+        """True if the worker begins another granted step. A revocation comes too late now and then."""
+        if self.core.wants_step_back and self.num_steps % 4:
+            self.core.revoke()
+            self._num_granted = 0
+        granting = next(p for p in reversed(self.seen) if not p.is_repeat)
+        stops = granting.grant.stop_token_ids if granting.grant is not None else ()
+        drawn = {token for tokens in result.tokens.values() for token in tokens}
+        drawn.update(() if result.column is None else result.column.tolist())
+        goes_on = drawn.isdisjoint(stops) and not (result.failed or result.mask_s)
+        return self._num_granted > 0 and bool(drawn) and goes_on
 
     def _execute(self, plan: StepPlan, fate: str) -> None:
         error = fate == "step fails" and not plan.is_empty
@@ -172,6 +207,8 @@ class Life:
             outcome = self.core.update(oldest.result)
         self._worker_of(oldest.plan).told(oldest.plan.step)
         self._note(outcome, oldest.result)
+        if not oldest.error and self._goes_on(oldest.plan, oldest.result):
+            self._repeat()
 
     def guess(self, rng: random.Random) -> None:
         """Drafts for sequences that decode, where the policy takes them from outside."""

@@ -6,6 +6,7 @@ would.
 
 from block_manager.cache_rules import DevicePool
 from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
+from scheduler_svc.core.fast_decode.grants import grant_of, num_granted_steps
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
@@ -36,6 +37,11 @@ class SteadyRunning:
             self._rows.dissolve()
             self._inner.run(state, builder)
 
+    def repeat(self, state: CoreState, builder: PlanBuilder) -> None:
+        """Schedule the step that the worker runs by a grant, for the rows that are left; their blocks are allocated."""
+        builder.is_repeat = True
+        self.run(state, builder)
+
     def _join(self, state: CoreState) -> list[Group]:
         """Turn groups into rows where possible. Returns the running groups that are not rows, in order."""
         loose = self._others(state)
@@ -62,7 +68,8 @@ class SteadyRunning:
         Returns False, and does nothing, if blocks are short.
         """
         rows = self._rows
-        crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
+        num_granted = 0 if shares or builder.is_repeat else num_granted_steps(rows, scheduled, state)
+        crossing = scheduled[(rows.computed + num_granted >= rows.capacity)[scheduled]]
         needed = len(crossing)
         for sequence, num_tokens in shares:
             needed += self._cache.num_blocks_needed(sequence, num_tokens)
@@ -79,6 +86,7 @@ class SteadyRunning:
         self._take_rows(crossing, full, len(rows.members), new_blocks)
         if len(scheduled):
             builder.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
+        builder.grant = grant_of(rows, num_granted)
         self._progress.on_scheduled_rows(rows, at)
         builder.budget.take(len(scheduled))
         return True

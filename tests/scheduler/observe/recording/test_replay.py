@@ -28,6 +28,7 @@ from scheduler_svc.observe.recording.replay import ReplayReport, replay
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.recording.token_alias import TokenAlias
 from tests.support.core.builders import answer, make_request
+from tests.support.core.granting_lives import GRANTING, granting_life
 from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
 from tests.support.core.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
@@ -39,6 +40,7 @@ Record = Callable[[str, object], None]
 # What a `Scheduler` offers to observers; all else it offers is an input.
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
+    "has_grant", "wants_step_back",
     "pool_report", "check_integrity", "view", "parts", "deadlines", "change",
     "pool_counts", "queue_lengths", "cached_blocks",
 }  # fmt: skip
@@ -71,7 +73,19 @@ def test_the_lives_have_all_kinds_of_events() -> None:
     for policy in POLICIES:
         for seed in range(3):
             seen.update(type(event) for segment in segments_of(policy, seed) for event in segment.events)
+    seen.update(type(event) for segment in granting_life("quire", 0).segments() for event in segment.events)
     assert [kind.__name__ for kind in EVENTS if not seen[kind]] == []
+
+
+@pytest.mark.parametrize("policy", GRANTING)
+def test_granted_steps_and_revocations_are_replayed(policy: str) -> None:
+    """Plans of granted steps are made again where they were made, from the start of any segment."""
+    lives = [granting_life(policy, seed) for seed in (0, 1, 2)]
+    assert sum(life.num_repeats for life in lives) > 20
+    for life in lives:
+        segments = life.segments()
+        for start in range(0, len(segments), 1 + len(segments) // 4):
+            _identical(replay(segments[start:]))
 
 
 def test_every_input_of_the_core_is_recorded() -> None:

@@ -1,0 +1,128 @@
+"""Decode grants: what a plan grants, what ends a grant, and that nothing else is different with them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.request_rules import StopRules
+from scheduler_svc.core.scheduler import Scheduler
+from tests.support.core.granting_lives import GRANTING, granting_life
+
+Record = Callable[[str, object], None]
+EOS = 7
+
+
+def core_of(policy: str = "quire", *, num_gpu_blocks: int = 100, max_granted_steps: int = 15) -> Scheduler:
+    limits = CoreLimits(
+        block_size=16, num_gpu_blocks=num_gpu_blocks, max_model_len=200, max_granted_steps=max_granted_steps
+    )
+    return presets.build(policy, limits)
+
+
+def request(name: str, num_prompt: int = 5, max_tokens: int = 100) -> Request:
+    return Request(name, list(range(10, 10 + num_prompt)), StopRules(max_tokens, eos_token_ids=frozenset([EOS])), 0.0)
+
+
+def answer(core: Scheduler, plan: StepPlan, token: int = 1) -> None:
+    core.update(StepResult(plan.step, {entry.name: [token] for entry in plan.scheduled if entry.samples}))
+
+
+def granting_plan(core: Scheduler) -> StepPlan:
+    """The first plan that grants steps; those before it are answered."""
+    for _ in range(5):
+        [plan] = core.schedule(0.0)
+        if plan.grant is not None:
+            return plan
+        answer(core, plan)
+    raise AssertionError("no plan granted anything")
+
+
+@pytest.mark.parametrize("policy", GRANTING)
+def test_a_grant_has_blocks_and_ends_with_the_first_row(policy: str) -> None:
+    """Blocks of all granted steps are in the plan; the last one is that in which the first row reaches its limit."""
+    core = core_of(policy)
+    core.add(request("a", num_prompt=5, max_tokens=12))
+    core.add(request("b", num_prompt=9, max_tokens=100))
+    plan = granting_plan(core)
+    known = 5 + core.state.requests["a"].sequences[0].num_output_tokens
+    assert plan.grant is not None and plan.grant.num_steps == 5 + 12 - known - 1
+    assert plan.grant.stop_token_ids == (EOS,)
+    held = {name: 16 * len(blocks) for name, blocks in core.block_tables().items()}
+    answer(core, plan)
+    for left in range(plan.grant.num_steps, 0, -1):
+        assert core.has_grant and not core.wants_step_back, left
+        repeat = core.repeat(0.0)
+        assert repeat.is_repeat and [e.name for e in repeat.scheduled] == ["a/0", "b/0"]
+        assert all(e.computed_before < held[e.name] and not e.new_block_ids for e in repeat.scheduled)
+        answer(core, repeat)
+    assert not core.has_grant
+    assert "a" not in core.state.requests and "b" in core.state.requests
+    [plan] = core.schedule(0.0)
+    assert plan.left == ["a/0"] and [e.name for e in plan.scheduled] == ["b/0"]
+
+
+def test_nothing_is_granted_while_something_else_could_be_wanted() -> None:
+    """Prefills, waiting groups, few blocks, and policies or settings without grants."""
+    core = core_of()
+    core.add(request("a"))
+    [prefill] = core.schedule(0.0)
+    assert prefill.grant is None
+    answer(core, prefill)
+    for core in (core_of(max_granted_steps=0), core_of(num_gpu_blocks=3), core_of("vllm-v0"), core_of("chitu")):
+        core.add(request("a"))
+        for _ in range(4):
+            [plan] = core.schedule(0.0)
+            assert plan.grant is None and not core.has_grant
+            answer(core, plan)
+
+
+@pytest.mark.parametrize("change", ["arrival", "abort", "stop string"])
+def test_what_takes_a_step_back(change: str) -> None:
+    """An arrival, or the end of a row: the scheduler wants the next step back; a step that was begun is planned nevertheless."""
+    core = core_of()
+    core.add(request("a"))
+    core.add(request("b"))
+    plan = granting_plan(core)
+    assert core.has_grant and not core.wants_step_back
+    if change == "arrival":
+        core.add(request("c"))
+    elif change == "abort":
+        core.abort(["b"])
+    else:
+        core.stop_at("b/0", 1)
+    assert core.wants_step_back
+    core.revoke()
+    assert not (core.has_grant or core.wants_step_back)
+    answer(core, plan)
+    repeat = core.repeat(0.0)
+    assert [e.name for e in repeat.scheduled] == (["a/0", "b/0"] if change == "arrival" else ["a/0"])
+    assert not core.wants_step_back
+    answer(core, repeat)
+    [plan] = core.schedule(0.0)
+    assert plan.left == ([] if change == "arrival" else ["b/0"])
+    assert [e.name for e in plan.scheduled] == (["a/0", "b/0", "c/0"] if change == "arrival" else ["a/0"])
+
+
+def _lives(policy: str, num_lives: int) -> str:
+    lives = [granting_life(policy, seed) for seed in range(num_lives)]
+    num_steps, num_repeats = (sum(getattr(life, name) for life in lives) for name in ("num_steps", "num_repeats"))
+    assert num_repeats > num_steps / 10
+    return f"grants under {policy}: {num_lives} lives, {num_steps} steps, of which {num_repeats} by grants"
+
+
+@pytest.mark.parametrize("policy", GRANTING)
+def test_lives_with_grants(policy: str, record_property: Record) -> None:
+    """Whatever happens while steps are granted: every token once and as without grants, all blocks free at the end."""
+    record_property("size", _lives(policy, 6))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("policy", GRANTING)
+def test_many_lives_with_grants(policy: str, record_property: Record) -> None:
+    """The same in many more lives."""
+    record_property("size", _lives(policy, 300))
