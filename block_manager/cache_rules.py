@@ -210,17 +210,18 @@ class CacheRules(Protocol):
         """Drop all cached prefixes on request. Returns False, and does nothing, while any block is in use."""
 
 
+class OpenEnd(Protocol):
+    """The end of a live block table, where blocks are appended and registered."""
+
+    table: list[int]
+    """All its blocks, in logical order."""
+
+
 class DevicePool(CacheRules, Protocol):
     """Cache rules that report exact needs, and count, append, register and free single device blocks."""
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared blocks included."""
-
-    def table_of(self, sequence: CachedSequence) -> list[int]:
-        """The sequence's block table itself, which changes as it grows."""
-
-    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """Append one block to each of `count` tables, in order; returns the blocks."""
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
@@ -228,10 +229,13 @@ class DevicePool(CacheRules, Protocol):
         """
 
     def open_end(self, sequence: CachedSequence) -> Any:
-        """The argument of `register_blocks` for this sequence; None without prefix caching."""
+        """The end of the sequence's block table, an `OpenEnd` of these rules; it changes until the table is released."""
+
+    def append_blocks(self, ends: Sequence[Any]) -> list[int]:
+        """Append one block to each of these tables, in order; returns the blocks."""
 
     def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
-        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
+        """Register the next block of each table, filled with `data`: little-endian int32 [ends, block_size]."""
 
     def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
         """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be

@@ -23,7 +23,7 @@ def test_free_queue_is_a_list_with_fast_removal(ops: list[int]) -> None:
             queue.remove(op)
             model.remove(op)
         elif 1 <= op < 8:
-            queue.append(op)
+            queue.extend([op])
             model.append(op)
         assert list(queue) == model and len(queue) == len(model)
 
@@ -116,7 +116,7 @@ def _break_table(ledger: Ledger) -> None:
 
 
 def _break_free(ledger: Ledger) -> None:
-    ledger.gpu.free_blocks.append(1)
+    ledger.gpu.free_blocks.extend([1], ledger.gpu)
 
 
 @pytest.mark.parametrize("damage", [_break_count, _break_table, _break_free])
