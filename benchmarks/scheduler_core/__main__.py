@@ -92,7 +92,7 @@ def _name(case: Case) -> str:
 
 
 def _goals(steady: Rows, admission: Rows, wire: dict[str, Any]) -> Rows:
-    """Goals B1 to B6 of docs/performance.md: the worst figure of each; None if not measured."""
+    """Goals B1 to B5 of docs/performance.md, and B6: the worst figure of each; None if not measured."""
 
     def worst(running: int, *, caching: tuple[bool, ...]) -> float | None:
         decode = [row for row in steady if row["running"] == running and not row["churn"]]
