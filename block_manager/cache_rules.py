@@ -210,13 +210,6 @@ class CacheRules(Protocol):
         """Drop all cached prefixes on request. Returns False, and does nothing, while any block is in use."""
 
 
-class OpenEnd(Protocol):
-    """The end of a live block table, where blocks are appended and registered."""
-
-    table: list[int]
-    """All its blocks, in logical order."""
-
-
 class DevicePool(CacheRules, Protocol):
     """Cache rules that report exact needs, and count, append, register and free single device blocks."""
 
@@ -229,7 +222,7 @@ class DevicePool(CacheRules, Protocol):
         """
 
     def open_end(self, sequence: CachedSequence) -> Any:
-        """The end of the sequence's block table, an `OpenEnd` of these rules; it changes until the table is released."""
+        """The end of the sequence's block table (`table`: its blocks in order); it changes until the table is released."""
 
     def append_blocks(self, ends: Sequence[Any]) -> list[int]:
         """Append one block to each of these tables, in order; returns the blocks."""

@@ -38,14 +38,6 @@ class EvictionQueue:
             yield block
             block = self._next[block]
 
-    def pop(self) -> int:
-        """Remove and return the head. IndexError when empty."""
-        block = self._next[self._end]
-        if block == self._end:
-            raise IndexError("no free block")
-        self.remove(block)
-        return block
-
     def pop_many(self, count: int) -> list[int]:
         """Remove and return the first `count` blocks, which must exist."""
         assert count <= self._len

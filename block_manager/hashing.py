@@ -3,12 +3,11 @@
 SHA-256 rather than Python's hash(): a tenant must not be able to construct a collision.
 """
 
-import copy
 import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 
 class HashRename(Protocol):
@@ -65,13 +64,6 @@ class HashChain:
             self._hasher.update(data)
             self._hashes.append(self._hasher.digest())
         return self._hashes[index]
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """A chain that grows by itself: hashers are copied only by a method of their own."""
-        other = copy.copy(self)
-        other._hashes = list(self._hashes)
-        other._hasher = None if self._hasher is None else self._hasher.copy()
-        return other
 
     def _data(self, token_ids: Sequence[int]) -> bytes:
         data = little_endian(token_ids)

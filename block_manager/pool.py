@@ -23,16 +23,6 @@ class PoolCounts:
     cached: int
 
 
-class BlockFacts(Protocol):
-    """What a pool knows of its blocks, by id."""
-
-    hash_of: list[bytes | None]
-    """Hash of the cached prefix that the block ends, None = none."""
-    num_hashed_tokens: list[int]
-    """Length of that prefix, where it was given to `BlockPool.register`."""
-    last_accessed: list[float]
-
-
 class FreeBlocks(Protocol):
     """The free blocks of a pool and the order in which they are reused."""
 
@@ -46,8 +36,8 @@ class FreeBlocks(Protocol):
     def remove(self, block: int) -> None:
         """Remove a free block, to be used with its contents."""
 
-    def extend(self, blocks: list[int], pool: "BlockFacts") -> None:
-        """Add freed blocks, in this order."""
+    def extend(self, blocks: list[int], pool: "BlockPool") -> None:
+        """Add freed blocks of this pool, in this order."""
 
     def grow(self, blocks: list[int]) -> None:
         """Add blocks that were not in the pool. They are reused after all other blank blocks, in this order."""

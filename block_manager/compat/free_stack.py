@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from block_manager.compat.evictor_vllm import LruEvictor
-from block_manager.pool import BlockFacts
+from block_manager.pool import BlockPool
 
 
 class FreeStack:
@@ -33,7 +33,7 @@ class FreeStack:
         """Remove a block anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
         self._blocks.remove(block)
 
-    def extend(self, blocks: list[int], pool: BlockFacts) -> None:
+    def extend(self, blocks: list[int], pool: BlockPool) -> None:
         """Add freed blocks."""
         self._blocks += blocks
 
@@ -80,7 +80,7 @@ class StackThenEvictor:
         """Remove a freed block from the evictor, on a hit."""
         self.evictor.remove(block)
 
-    def extend(self, blocks: list[int], pool: BlockFacts) -> None:
+    def extend(self, blocks: list[int], pool: BlockPool) -> None:
         """Add freed blocks."""
         for block in blocks:
             if self._keep_all or pool.hash_of[block] is not None:

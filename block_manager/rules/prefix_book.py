@@ -104,8 +104,9 @@ class PrefixBook:
     def open_end(self, sequence: CachedSequence) -> TableEnd:
         """State to append blocks to its table, and to register those that it fills next."""
         end = self._ends[sequence.name]
-        if self.enabled and end.chain is None:
-            self._hashes(sequence, end.num_registered)  # blocks of an older sample were found without hashing
+        if self.enabled:
+            # Blocks of an older sample were found without hashing, and a chain of a snapshot must be taken up again.
+            self._hashes(sequence, end.num_registered)
             end.chain = self._chains[sequence.name]
         return end
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.cache_rules import OpenEnd
 from scheduler_svc.core.request import Group, Sequence
 
 Ints = NDArray[np.int64]
@@ -73,7 +72,7 @@ class SteadyRows:
         self.batch_signature = object()
         self.flights: dict[int, SteadyFlight] = {}
         self.members: list[Group] = []
-        self.ends: list[OpenEnd] = []
+        self.ends: list[Any] = []
         self._hold(np.zeros((_NUM_COUNTERS + MAX_STOP_IDS, 0), np.int64))
         self._num_stop_ids = 0
         self._ring = RING_BLOCKS * block_size
@@ -93,7 +92,7 @@ class SteadyRows:
 
     # --- joining and leaving -------------------------------------------------------------------------------------
 
-    def join(self, groups: list[Group], ends: list[OpenEnd], next_full: list[int]) -> None:
+    def join(self, groups: list[Group], ends: list[Any], next_full: list[int]) -> None:
         """Turn groups of one sequence, in running order, into rows. Plans in flight keep the old list of members."""
         is_last = not self.members or groups[0].ticket > self.members[-1].ticket
         new = [self._counters(group, end, full) for group, end, full in zip(groups, ends, next_full, strict=True)]
@@ -107,7 +106,7 @@ class SteadyRows:
         if not is_last:
             self._sort()
 
-    def _counters(self, group: Group, end: OpenEnd, next_full: int) -> tuple[int, ...]:
+    def _counters(self, group: Group, end: Any, next_full: int) -> tuple[int, ...]:
         [sequence] = group.sequences
         num_tokens, num_prompt_tokens, stop = sequence.num_tokens, sequence.num_prompt_tokens, group.request.stop
         return (
