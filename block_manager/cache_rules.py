@@ -216,22 +216,19 @@ class DevicePool(CacheRules, Protocol):
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared blocks included."""
 
-    def table_of(self, sequence: CachedSequence) -> list[int]:
-        """The sequence's block table itself, which changes as it grows."""
-
-    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """Append one block to each of `count` tables, in order; returns the blocks."""
-
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
         full.
         """
 
     def open_end(self, sequence: CachedSequence) -> Any:
-        """The argument of `register_blocks` for this sequence; None without prefix caching."""
+        """The end of the sequence's block table (`table`: its blocks in order); it changes until the table is released."""
+
+    def append_blocks(self, ends: Sequence[Any]) -> list[int]:
+        """Append one block to each of these tables, in order; returns the blocks."""
 
     def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
-        """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
+        """Register the next block of each table, filled with `data`: little-endian int32 [ends, block_size]."""
 
     def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
         """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be

@@ -38,14 +38,6 @@ class EvictionQueue:
             yield block
             block = self._next[block]
 
-    def pop(self) -> int:
-        """Remove and return the head. IndexError when empty."""
-        block = self._next[self._end]
-        if block == self._end:
-            raise IndexError("no free block")
-        self.remove(block)
-        return block
-
     def pop_many(self, count: int) -> list[int]:
         """Remove and return the first `count` blocks, which must exist."""
         assert count <= self._len
@@ -66,8 +58,7 @@ class EvictionQueue:
         order = [*self, *blocks]
         num_blocks = max([self._end, *(block + 1 for block in blocks)])
         grown = EvictionQueue(num_blocks, num_blocks)
-        for block in order:
-            grown.append(block)
+        grown.extend(order)
         vars(self).update(vars(grown))
 
     def remove(self, block: int) -> None:
@@ -78,13 +69,14 @@ class EvictionQueue:
         self._free[block] = False
         self._len -= 1
 
-    def append(
-        self, block: int, *, hashed: bool = False, num_hashed_tokens: int = 0, last_accessed: float = 0.0
-    ) -> None:
-        """Append a freed block at the tail, whatever it holds."""
-        assert not self._free[block], f"block {block} is already free"
-        last = self._prev[self._end]
-        self._next[last], self._prev[block] = block, last
-        self._next[block], self._prev[self._end] = self._end, block
-        self._free[block] = True
-        self._len += 1
+    def extend(self, blocks: list[int], pool: object = None) -> None:
+        """Append freed blocks at the tail, whatever they hold."""
+        following, before, free = self._next, self._prev, self._free
+        last = before[self._end]
+        for block in blocks:
+            assert not free[block], f"block {block} is already free"
+            free[block] = True
+            following[last], before[block] = block, last
+            last = block
+        following[last], before[self._end] = self._end, last
+        self._len += len(blocks)

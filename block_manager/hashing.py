@@ -22,45 +22,52 @@ class HashRename(Protocol):
         """Map a tenant's salt."""
 
 
-class HashChain:
-    """The block hashes of one sequence, extended as its tokens grow.
+Hasher = type(hashlib.sha256())
 
-    `salt` (tenant, adapter) enters the first block and, through the chain, all others. `rename`: mapping of
-    tokens before hashing; None: no mapping.
+
+class HashChain:
+    """The block hashes of one sequence, extended as its tokens grow: of block i SHA-256 of all tokens up to its end.
+
+    `salt` (tenant, adapter) is hashed before the tokens. `rename`: mapping of tokens before hashing; None: no
+    mapping.
     """
 
-    __slots__ = ("_block_size", "_hashes", "_parent", "_rename")
+    __slots__ = ("_block_size", "_hasher", "_hashes", "_rename", "_seed")
 
     def __init__(self, block_size: int, salt: str = "", rename: HashRename | None = None) -> None:
         self._block_size = block_size
         self._rename = rename
-        self._parent = hashlib.sha256(b"quire block\0" + salt.encode()).digest()
+        self._seed = hashlib.sha256(b"quire block\0" + salt.encode()).digest()
         self._hashes: list[bytes] = []
+        self._hasher: hashlib._Hash | None = hashlib.sha256(self._seed)  # None in a chain read from a snapshot
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """Hashes of at least the first `num_blocks` blocks, which must be full in `token_ids`. Returns the
         internal list.
         """
         have, size = len(self._hashes), self._block_size
+        if self._hasher is None:
+            self._hasher = hashlib.sha256(self._seed + self._data(token_ids[: have * size]))
         if num_blocks > have:
-            data = little_endian(token_ids[have * size : num_blocks * size])
-            if self._rename is not None:
-                data = self._rename.tokens(data)
-            parent, sha256, add = self._parent, hashlib.sha256, self._hashes.append
-            for block in blocks_in(data, size):
-                parent = sha256(parent + block).digest()
-                add(parent)
-            self._parent = parent
+            update, digest, add = self._hasher.update, self._hasher.digest, self._hashes.append
+            for block in blocks_in(self._data(token_ids[have * size : num_blocks * size]), size):
+                update(block)
+                add(digest())
         return self._hashes
 
     def block(self, index: int, data: bytes) -> bytes:
         """Hash of the block at `index`, which is hashed already or the next one. `data`: its tokens as
-        little-endian int32, mapped.
+        little-endian int32, mapped. A chain read from a snapshot needs a call of `upto` before.
         """
         if index == len(self._hashes):
-            self._parent = hashlib.sha256(self._parent + data).digest()
-            self._hashes.append(self._parent)
+            assert self._hasher is not None
+            self._hasher.update(data)
+            self._hashes.append(self._hasher.digest())
         return self._hashes[index]
+
+    def _data(self, token_ids: Sequence[int]) -> bytes:
+        data = little_endian(token_ids)
+        return data if self._rename is None else self._rename.tokens(data)
 
 
 def little_endian(token_ids: Sequence[int]) -> bytes:

@@ -36,8 +36,8 @@ class FreeBlocks(Protocol):
     def remove(self, block: int) -> None:
         """Remove a free block, to be used with its contents."""
 
-    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Add a free block. `hashed`: it ends a cached prefix, of `num_hashed_tokens` tokens."""
+    def extend(self, blocks: list[int], pool: "BlockPool") -> None:
+        """Add freed blocks of this pool, in this order."""
 
     def grow(self, blocks: list[int]) -> None:
         """Add blocks that were not in the pool. They are reused after all other blank blocks, in this order."""
@@ -117,14 +117,17 @@ class BlockPool:
 
         ValueError for a block that is free already.
         """
+        refs, freed = self.refs, []
         for block in blocks:
-            if self.refs[block] <= 0:
-                if block in self.reserved:
-                    continue
+            if refs[block] > 1:
+                refs[block] -= 1
+            elif refs[block]:
+                refs[block] = 0
+                freed.append(block)
+            elif block not in self.reserved:
+                self._free(freed)
                 raise ValueError(f"block {block} is already free")
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
-                self._free(block)
+        self._free(freed)
 
     def reserve(self) -> int:
         """Take a block out of use permanently, as a placeholder that no sequence owns. IndexError if none is free."""
@@ -174,19 +177,19 @@ class BlockPool:
         No-op if the block is registered already.
         """
         if self.hash_of[block] is None:
-            self.register_all([block], [block_hash], [num_hashed_tokens])
+            self.num_hashed_tokens[block] = num_hashed_tokens
+            self.register_all([block], [block_hash])
 
-    def register_all(self, blocks: list[int], hashes: list[bytes], lengths: Iterable[int]) -> None:
-        """Apply `register` to each block."""
-        hash_of, num_hashed, by_hash = self.hash_of, self.num_hashed_tokens, self._by_hash
+    def register_all(self, blocks: list[int], hashes: list[bytes]) -> None:
+        """Register blocks whose order of reuse does not depend on the lengths of their prefixes."""
+        hash_of, by_hash = self.hash_of, self._by_hash
         if any(map(hash_of.__getitem__, blocks)):
-            for word in zip(blocks, hashes, lengths, strict=True):
-                self.register(*word)
+            for block, block_hash in zip(blocks, hashes, strict=True):
+                self.register(block, block_hash)
             return
         known = list(map(by_hash.setdefault, hashes, blocks))
-        for block, block_hash, length in zip(blocks, hashes, lengths, strict=True):
+        for block, block_hash in zip(blocks, hashes, strict=True):
             hash_of[block] = block_hash
-            num_hashed[block] = length
         if known != blocks:
             self._register_beside(blocks, hashes, known)
 
@@ -217,16 +220,10 @@ class BlockPool:
         self.hash_of = [None] * len(self.refs)
         self._num_free_hashed = 0
 
-    def _free(self, block: int) -> None:
-        hashed = self.hash_of[block] is not None
-        self._num_free_hashed += hashed
-        self.num_free += 1
-        self.free_blocks.append(
-            block,
-            hashed=hashed,
-            num_hashed_tokens=self.num_hashed_tokens[block],
-            last_accessed=self.last_accessed[block],
-        )
+    def _free(self, blocks: list[int]) -> None:
+        self._num_free_hashed += len(blocks) - [self.hash_of[block] for block in blocks].count(None)
+        self.num_free += len(blocks)
+        self.free_blocks.extend(blocks, self)
 
     def _register_beside(self, blocks: list[int], hashes: list[bytes], known: list[int | list[int]]) -> None:
         """Record blocks for hashes that have a block already (`known`); lookups return the older one."""

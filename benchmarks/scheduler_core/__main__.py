@@ -38,12 +38,14 @@ are spread so that in each step 1/16 of the sequences need a block; the number o
 per block counts in full. With caching each full block is hashed and can be hit. async: a plan is made while another is in flight.
 
 churn 0.01: in each step 1 % of the requests end (at least one) and as many arrive, with prompts of 32 to 47 tokens. Their add() is
-not in `step_us`; see admission. n = 2: two samples per request; `running` counts sequences.
+not in `step_us`; see admission. Each case runs in turns with the one without churn, 16 steps each; ratio: its time / the other's
+in each pair of turns, median (least-greatest). n = 2: two samples per request; `running` counts sequences.
 
 message bytes: a separate run, in which all sequences fill their blocks in the same step. `message_bytes` is the median of 16 steps,
 that is, of a step without new blocks; `block_bytes` is the mean, which includes the cost of new blocks.
 
 admission: add() and the schedule() that admits a 1,024-token prompt with no other request; miss: hashed and new; hit: cached.
+hash: the hashes of its blocks alone.
 
 wire: a step in which all 256 rows change, from columns to bytes and from bytes to checked arrays.
 
@@ -52,20 +54,21 @@ outside the timing. Differences are printed on standard error; the exit status i
 """
 
 
-def cases(sizes: list[int]) -> list[Case]:
-    """All combinations, in the order of the table."""
-    axes = product(sizes, (False, True), (False, True), (0.0, CHURN), (1, 2))
-    return [Case(*combination) for combination in axes]
+def pairs(sizes: list[int]) -> list[list[Case]]:
+    """All combinations, in the order of the table: without churn and with it."""
+    axes = product(sizes, (False, True), (False, True), (1, 2))
+    return [[Case(size, caching, late, churn, n) for churn in (0.0, CHURN)] for size, caching, late, n in axes]
 
 
 def measure(sizes: list[int], *, verify: bool, tick: Callable[[], None]) -> tuple[dict[str, Any], list[str]]:
-    """All figures, and the differences found by --verify. `tick` is called after each case and once more."""
+    """All figures, and the differences found by --verify. `tick` is called after each pair and once more."""
     steady: Rows = []
     differences: list[str] = []
-    for case in cases(sizes):
-        figures = asdict(scheduler_runs.steady(case, verify=verify))
-        differences += [f"{_name(case)}: {text}" for text in figures.pop("differences")]
-        steady.append({**asdict(case), **figures})
+    for pair in pairs(sizes):
+        for case, measured in zip(pair, scheduler_runs.side_by_side(pair, verify=verify), strict=True):
+            figures = asdict(measured)
+            differences += [f"{_name(case)}: {text}" for text in figures.pop("differences")]
+            steady.append({**asdict(case), **figures})
         tick()
     admission: Rows = []
     for hit, admitted in scheduler_runs.admission(_PROMPT_TOKENS, _ADMISSIONS, verify=verify).items():
@@ -89,7 +92,7 @@ def _name(case: Case) -> str:
 
 
 def _goals(steady: Rows, admission: Rows, wire: dict[str, Any]) -> Rows:
-    """Goals B1 to B5 of docs/performance.md: the worst figure of each; None if not measured."""
+    """Goals B1 to B5 of docs/performance.md, and B6: the worst figure of each; None if not measured."""
 
     def worst(running: int, *, caching: tuple[bool, ...]) -> float | None:
         decode = [row for row in steady if row["running"] == running and not row["churn"]]
@@ -98,6 +101,7 @@ def _goals(steady: Rows, admission: Rows, wire: dict[str, Any]) -> Rows:
     sizes = {row["running"] for row in steady}
     lengths = {row["message_bytes"] for row in steady if not row["churn"]}
     growth = max(lengths) - min(lengths) if len(sizes) > 1 else None
+    churned = [row["ratio"][0] for row in steady if row["running"] == 1024 and row["churn"]]
     [miss] = [row["request_us"] for row in admission if not row["hit"]]
     return [
         _goal("B1", "us per step, 1,024 running", worst(1024, caching=(False, True)), 150),
@@ -106,6 +110,7 @@ def _goals(steady: Rows, admission: Rows, wire: dict[str, Any]) -> Rows:
         _goal("B3", "us to admit 1,024 tokens, hashed", miss, 60),
         _goal("B4", "bytes more in larger batches", growth, 0),
         _goal("B5", "us, 256 changes there and back", round(wire["encode_us"] + wire["decode_us"], 2), 25),
+        _goal("B6", "times a steady step, 1 % churn, 1,024", max(churned, default=None), 3),
     ]
 
 
@@ -127,7 +132,7 @@ def main(
 ) -> None:
     """Measures the scheduler core alone: no services, no model, one process."""
     sizes = command_line.numbers(running, 2, _MOST_RUNNING, "32,1024")
-    with command_line.progress("scheduler core", len(cases(sizes)) + 1) as tick:
+    with command_line.progress("scheduler core", len(pairs(sizes)) + 1) as tick:
         result, differences = measure(sizes, verify=verify, tick=tick)
     if verify:
         result["verified"] = not differences
@@ -145,24 +150,37 @@ def main(
 
 def _show(result: dict[str, Any], console: Console) -> None:
     title = "steady: CPU us per step; bytes of its message, then with new blocks (mean)"
-    headers = ("running", "caching", "async", "churn", "n", "step us", "bytes", "mean")
+    headers = ("running", "caching", "async", "churn", "n", "step us", "ratio", "bytes", "mean")
     table = Table(*headers, title=title, title_justify="left")
     for row in result["steady"]:
         flags = ["yes" if row[name] else "" for name in ("caching", "asynchronous")]
-        numbers = [f"{row[name]:,.0f}" for name in ("step_us", "message_bytes", "block_bytes")]
+        numbers = [f"{row[name]:,.0f}" for name in ("message_bytes", "block_bytes")]
         churn = f"{row['churn']:.0%}" if row["churn"] else ""
-        table.add_row(f"{row['running']:,}", *flags, churn, str(row["n"]), *numbers)
+        ratio = "{:.1f} ({:.1f}-{:.1f})".format(*row["ratio"]) if row["churn"] else ""
+        table.add_row(f"{row['running']:,}", *flags, churn, str(row["n"]), f"{row['step_us']:,.0f}", ratio, *numbers)
     console.print(table)
     table = Table(
-        "1,024-token prompt", "us", "add", "schedule", title="admission: CPU us per request", title_justify="left"
+        "1,024-token prompt",
+        "us",
+        "add",
+        "schedule",
+        "hash",
+        title="admission: CPU us per request",
+        title_justify="left",
     )
     for row in result["admission"]:
-        times = [f"{row[name]:,.1f}" for name in ("request_us", "add_us", "schedule_us")]
+        times = [f"{row[name]:,.1f}" for name in ("request_us", "add_us", "schedule_us", "hash_us")]
         table.add_row("hit" if row["hit"] else "miss", *times)
     console.print(table)
     table = Table("goal", "", "measured", "at most", "", title="goals: the worst figure of each", title_justify="left")
     for goal in result["goals"]:
-        measured = "-" if goal["measured"] is None else f"{goal['measured']:,.0f}"
+        measured = (
+            "-"
+            if goal["measured"] is None
+            else f"{goal['measured']:,.3g}"
+            if goal["measured"] < 10
+            else f"{goal['measured']:,.0f}"
+        )
         verdict = {None: "", True: "met", False: "missed"}[goal["met"]]
         table.add_row(goal["id"], goal["what"], measured, f"{goal['at_most']:,}", verdict)
     console.print(table)

@@ -192,14 +192,10 @@ class Model:
                 self._same(f"blocks {sorted(set(blocks))}: found by their hash", found, blocks[0])
 
     def _hashes(self, tokens: list[int], num_blocks: int) -> list[bytes]:
-        """SHA-256 chain: each over the previous hash and the tokens as little-endian int32, starting from the salt's."""
-        digest = hashlib.sha256(b"quire block\x000:").digest()
-        digests = []
-        for start in range(0, num_blocks * self._block_size, self._block_size):
-            block = tokens[start : start + self._block_size]
-            digest = hashlib.sha256(digest + struct.pack(f"<{len(block)}i", *block)).digest()
-            digests.append(digest)
-        return digests
+        """Of each block: SHA-256 of the salt's hash and all tokens up to its end, as little-endian int32."""
+        salt = hashlib.sha256(b"quire block\x000:").digest()
+        ends = [(index + 1) * self._block_size for index in range(num_blocks)]
+        return [hashlib.sha256(salt + struct.pack(f"<{end}i", *tokens[:end])).digest() for end in ends]
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
 """Runs the real scheduler core without services: full batches, arrivals, pipelines; times the core alone.
 
 Timed: `schedule` and `update`, as CPU time of the process. Not timed: `add`, making results, messages, the
-model of --verify.
+model of --verify. Runs that are compared take turns, round by round, so that both see the same machine.
 """
 
 import gc
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.scheduler_core.model import Model
+from block_manager.hashing import HashChain
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
@@ -100,6 +101,18 @@ class Drive:
         self._num_ended = 0
         self._lifetime = case.num_requests // case.num_ends if case.churn else _FOREVER
 
+    def warm_up(self) -> None:
+        """Fill the batch and run until prompts are computed and, with churn, requests end in each step."""
+        self.fill()
+        for _ in range(WARM_STEPS):
+            self.step()
+
+    def round(self) -> "Round":
+        """One step for each token of a block, timed."""
+        self.plan_ns = self.update_ns = 0
+        num_scheduled = sum(self.step().num_scheduled for _ in range(BLOCK))
+        return Round(self.plan_ns, self.update_ns, num_scheduled)
+
     def fill(self) -> None:
         """Add the full batch. With churn, request i ends in step 2 + i // num_ends."""
         for i in range(self.case.num_requests):
@@ -154,9 +167,19 @@ class Drive:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """BLOCK steps: CPU time of `schedule` and of `update`, and sequences in their plans."""
+
+    plan_ns: int
+    update_ns: int
+    num_scheduled: int
+
+
+@dataclass(frozen=True, slots=True)
 class Steady:
     """Figures of a case. Times: us of CPU per step; bytes: of the message to the worker, per step.
 
+    `ratio`: of a round's time to that of the first case's round before it: median, least, greatest.
     `message_bytes`: the median step, in which no sequence needs a block unless requests arrive.
     `block_bytes`: the mean over 16 steps, in which every sequence gets one block. `mean_scheduled`: sequences
     in the timed plans.
@@ -165,6 +188,7 @@ class Steady:
     step_us: float
     schedule_us: float
     update_us: float
+    ratio: tuple[float, float, float]
     num_steps: int
     mean_scheduled: float
     message_bytes: int
@@ -173,28 +197,43 @@ class Steady:
 
 
 def steady(case: Case, *, verify: bool) -> Steady:
-    """Run a case, first for its times, then for its messages."""
-    drive = Drive(case, verify=verify)
-    drive.fill()
-    for _ in range(WARM_STEPS):
-        drive.step()
+    """Figures of one case alone."""
+    [figures] = side_by_side([case], verify=verify)
+    return figures
+
+
+def side_by_side(cases: list[Case], *, verify: bool) -> list[Steady]:
+    """Run cases of one size in turns, first for their times, then each for its messages."""
+    drives = [Drive(case, verify=verify) for case in cases]
+    for drive in drives:
+        drive.warm_up()
     gc.collect()
-    drive.plan_ns = drive.update_ns = 0
-    num_scheduled = [drive.step().num_scheduled for _ in range(case.num_timed_steps)]
-    plan_ns, update_ns = drive.plan_ns, drive.update_ns
-    differences = drive.finish()
-    sizes = message_sizes(case)
-    per_step = 1e-3 / case.num_timed_steps
+    turns = [[drive.round() for drive in drives] for _ in range(cases[0].num_timed_steps // BLOCK)]
+    firsts, *_ = by_drive = list(zip(*turns, strict=True))
+    return [_figures(drive, rounds, firsts) for drive, rounds in zip(drives, by_drive, strict=True)]
+
+
+def _figures(drive: Drive, rounds: tuple[Round, ...], firsts: tuple[Round, ...]) -> Steady:
+    num_steps = len(rounds) * BLOCK
+    plan_us = sum(r.plan_ns for r in rounds) * 1e-3 / num_steps
+    update_us = sum(r.update_ns for r in rounds) * 1e-3 / num_steps
+    ratios = [_ns(r) / _ns(first) for r, first in zip(rounds, firsts, strict=True)]
+    sizes = message_sizes(drive.case)
     return Steady(
-        step_us=round((plan_ns + update_ns) * per_step, 2),
-        schedule_us=round(plan_ns * per_step, 2),
-        update_us=round(update_ns * per_step, 2),
-        num_steps=case.num_timed_steps,
-        mean_scheduled=round(statistics.fmean(num_scheduled), 1),
+        step_us=round(plan_us + update_us, 2),
+        schedule_us=round(plan_us, 2),
+        update_us=round(update_us, 2),
+        ratio=(round(statistics.median(ratios), 2), round(min(ratios), 2), round(max(ratios), 2)),
+        num_steps=num_steps,
+        mean_scheduled=round(sum(r.num_scheduled for r in rounds) / num_steps, 1),
         message_bytes=int(statistics.median_low(sizes)),
         block_bytes=round(statistics.fmean(sizes), 1),
-        differences=differences,
+        differences=drive.finish(),
     )
+
+
+def _ns(times: Round) -> int:
+    return times.plan_ns + times.update_ns
 
 
 def message_sizes(case: Case) -> list[int]:
@@ -209,11 +248,15 @@ def message_sizes(case: Case) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Admissions:
-    """Mean us of CPU per request: `add_us` of `add`, `schedule_us` of the step that admits it."""
+    """Mean us of CPU per request: `add_us` of `add`, `schedule_us` of the step that admits it.
+
+    `hash_us`: of hashing the prompt's blocks alone, measured in turns with the requests.
+    """
 
     request_us: float
     add_us: float
     schedule_us: float
+    hash_us: float
     num_requests: int
     differences: list[str]
 
@@ -231,7 +274,7 @@ def admission(num_prompt_tokens: int, num_requests: int, *, verify: bool) -> dic
 
 def admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: bool) -> Admissions:
     """Admit each prompt and time it. `hit`: all these prompts were admitted before."""
-    add_ns = plan_ns = 0
+    add_ns = plan_ns = hash_ns = 0
     differences: list[str] = []
     found = (len(prompts[0]) - 1) // BLOCK * BLOCK if hit else 0
     gc.collect()
@@ -245,6 +288,7 @@ def admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: b
         add_ns, plan_ns = add_ns + added - started, plan_ns + planned - added
         [entry] = plan.scheduled
         core.update(StepResult(plan.step, {entry.name: [1]}))
+        hash_ns += _hash_ns(prompt)
         if (entry.computed_before, entry.num_tokens) != (found, len(prompt) - found) and verify:
             differences.append(f"{entry.name}: {entry.num_tokens} tokens computed, {entry.computed_before} found")
     if verify:
@@ -257,6 +301,13 @@ def admit_all(core: Scheduler, prompts: list[list[int]], *, hit: bool, verify: b
         request_us=round((add_ns + plan_ns) * per_request, 2),
         add_us=round(add_ns * per_request, 2),
         schedule_us=round(plan_ns * per_request, 2),
+        hash_us=round(hash_ns * per_request, 2),
         num_requests=len(prompts),
         differences=differences,
     )
+
+
+def _hash_ns(prompt: list[int]) -> int:
+    started = time.process_time_ns()
+    HashChain(BLOCK).upto(prompt, (len(prompt) - 1) // BLOCK)
+    return time.process_time_ns() - started

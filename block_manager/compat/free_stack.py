@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from block_manager.compat.evictor_vllm import LruEvictor
+from block_manager.pool import BlockPool
 
 
 class FreeStack:
@@ -32,9 +33,9 @@ class FreeStack:
         """Remove a block anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
         self._blocks.remove(block)
 
-    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Add a freed block."""
-        self._blocks.append(block)
+    def extend(self, blocks: list[int], pool: BlockPool) -> None:
+        """Add freed blocks."""
+        self._blocks += blocks
 
     def grow(self, blocks: list[int]) -> None:
         """Add blocks at the bottom."""
@@ -79,12 +80,13 @@ class StackThenEvictor:
         """Remove a freed block from the evictor, on a hit."""
         self.evictor.remove(block)
 
-    def append(self, block: int, *, hashed: bool, num_hashed_tokens: int, last_accessed: float) -> None:
-        """Add a freed block."""
-        if hashed or self._keep_all:
-            self.evictor.add(block, num_hashed_tokens, last_accessed)
-        else:
-            self._blank.append(block, hashed=hashed, num_hashed_tokens=num_hashed_tokens, last_accessed=last_accessed)
+    def extend(self, blocks: list[int], pool: BlockPool) -> None:
+        """Add freed blocks."""
+        for block in blocks:
+            if self._keep_all or pool.hash_of[block] is not None:
+                self.evictor.add(block, pool.num_hashed_tokens[block], pool.last_accessed[block])
+            else:
+                self._blank.extend([block], pool)
 
     def grow(self, blocks: list[int]) -> None:
         """Add blank blocks."""

@@ -18,22 +18,17 @@ def num_leading(block: int, table: list[int]) -> int:
 
 
 @dataclass(slots=True)
-class _Reach:
-    """`num_tokens`: offset up to which a planned step computes the KV; `num_registered`: leading blocks that are
-    registered.
+class TableEnd:
+    """The end of a live table: how far it is reserved and registered; valid while the sequence keeps its table.
+
+    `num_tokens`: offset up to which a planned step computes the KV; `num_registered`: leading blocks that are
+    registered. `chain`: hashes of its blocks, set by `open_end`; None without prefix caching.
     """
 
+    table: list[int]
     num_tokens: int
     num_registered: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEnd:
-    """State needed to register a sequence's next full block; valid while the sequence keeps its table."""
-
-    chain: HashChain
-    reach: _Reach
-    table: list[int]
+    chain: HashChain | None = None
 
 
 class PrefixBook:
@@ -49,7 +44,7 @@ class PrefixBook:
         self.num_hits = 0
         self._ledger = ledger
         self._chains: dict[str, HashChain] = {}
-        self._reach: dict[str, _Reach] = {}
+        self._ends: dict[str, TableEnd] = {}
 
     def find(self, sequence: CachedSequence) -> list[int]:
         """Blocks of its longest cached prefix, leaving at least one token to compute."""
@@ -70,12 +65,13 @@ class PrefixBook:
 
     def open(self, sequence: CachedSequence, num_cached_blocks: int) -> None:
         """Start tracking a new table; its first blocks are cached or null."""
-        self._reach[sequence.name] = _Reach(num_cached_blocks * self._ledger.block_size, num_cached_blocks)
+        name, num_tokens = sequence.name, num_cached_blocks * self._ledger.block_size
+        self._ends[name] = TableEnd(self._ledger.tables[name], num_tokens, num_cached_blocks)
 
     def open_fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """Start tracking a forked child, which has its parent's table."""
-        reach = self._reach[parent.name]
-        self._reach[child.name] = _Reach(reach.num_tokens, reach.num_registered)
+        end = self._ends[parent.name]
+        self._ends[child.name] = TableEnd(self._ledger.tables[child.name], end.num_tokens, end.num_registered)
 
     def count(self, sequence: CachedSequence, num_hits: int) -> None:
         """Count the lookup of a started sequence, with its hits in blocks."""
@@ -87,7 +83,7 @@ class PrefixBook:
         """Register blocks up to that token offset: a planned step computes their KV, and steps that reuse it run
         later.
         """
-        self._reach[sequence.name].num_tokens = num_tokens
+        self._ends[sequence.name].num_tokens = num_tokens
         self.register(sequence, num_tokens)
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
@@ -98,52 +94,46 @@ class PrefixBook:
         if not self.enabled:
             return NEVER
         full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
-        reach = self._reach[sequence.name]
-        if full > reach.num_registered:
-            self._register(sequence, reach, full)
-        return (reach.num_registered + 1) * self._ledger.block_size
+        end = self._ends[sequence.name]
+        first = end.num_registered
+        if full > first:
+            self._ledger.gpu.register_all(end.table[first:full], self._hashes(sequence, full)[first:full])
+            end.num_registered = full
+        return (end.num_registered + 1) * self._ledger.block_size
 
-    def _register(self, sequence: CachedSequence, reach: _Reach, full: int) -> None:
-        first, size = reach.num_registered, self._ledger.block_size
-        hashes = self._hashes(sequence, full)[first:full]
-        table = self._ledger.tables[sequence.name][first:full]
-        self._ledger.gpu.register_all(table, hashes, range((first + 1) * size, (full + 1) * size, size))
-        reach.num_registered = full
+    def open_end(self, sequence: CachedSequence) -> TableEnd:
+        """State to append blocks to its table, and to register those that it fills next."""
+        end = self._ends[sequence.name]
+        if self.enabled:
+            # Blocks of an older sample were found without hashing, and a chain of a snapshot must be taken up again.
+            self._hashes(sequence, end.num_registered)
+            end.chain = self._chains[sequence.name]
+        return end
 
-    def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
-        """State to register the blocks that the sequence fills next; None without prefix caching."""
-        if not self.enabled:
-            return None
-        name = sequence.name
-        reach = self._reach[name]
-        self._hashes(sequence, reach.num_registered)  # blocks of an older sample were found without hashing
-        return OpenEnd(self._chains[name], reach, self._ledger.tables[name])
-
-    def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
+    def register_blocks(self, ends: Iterable[TableEnd], data: bytes) -> None:
         """Register the next block of each sequence. `data`: the tokens of these blocks in order, little-endian int32."""
-        size = self._ledger.block_size
         data = data if self._rename is None else self._rename.tokens(data)
-        blocks, hashes, lengths = [], [], []
-        for end, contents in zip(ends, blocks_in(data, size), strict=True):
-            index = end.reach.num_registered
+        blocks, hashes = [], []
+        for end, contents in zip(ends, blocks_in(data, self._ledger.block_size), strict=True):
+            assert end.chain is not None
+            index = end.num_registered
+            end.num_registered = index + 1
             blocks.append(end.table[index])
             hashes.append(end.chain.block(index, contents))
-            end.reach.num_registered = index = index + 1
-            lengths.append(index * size)
-        self._ledger.gpu.register_all(blocks, hashes, lengths)
+        self._ledger.gpu.register_all(blocks, hashes)
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was not computed."""
         first = num_tokens // self._ledger.block_size
-        reach = self._reach[sequence.name]
-        reach.num_tokens = min(reach.num_tokens, num_tokens)
-        reach.num_registered = min(reach.num_registered, first)
-        for block in self._ledger.tables[sequence.name][first:]:
+        end = self._ends[sequence.name]
+        end.num_tokens = min(end.num_tokens, num_tokens)
+        end.num_registered = min(end.num_registered, first)
+        for block in end.table[first:]:
             self._ledger.gpu.unregister(block)
 
     def close(self, name: str) -> None:
         """Stop tracking the table of a sequence."""
-        self._reach.pop(name, None)
+        self._ends.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Drop the hash chain of a sequence that ended."""
@@ -163,9 +153,9 @@ class PrefixBook:
         """Full prompt blocks of an older sample of the same request, usable even if not registered."""
         best: list[int] = []
         for name in sequence.sibling_names:
-            if name in self._reach:
-                reserved = min(self._reach[name].num_tokens, sequence.num_prompt_tokens)
-                num_blocks = min(reserved // self._ledger.block_size, most)
-                if num_blocks > len(best) and self._ledger.tables[name][0] != NULL:
-                    best = self._ledger.tables[name][:num_blocks]
+            end = self._ends.get(name)
+            if end is not None:
+                num_blocks = min(min(end.num_tokens, sequence.num_prompt_tokens) // self._ledger.block_size, most)
+                if num_blocks > len(best) and end.table[0] != NULL:
+                    best = end.table[:num_blocks]
         return best

@@ -12,7 +12,7 @@ from block_manager.hashing import HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.no_swap import NoSwap
-from block_manager.rules.prefix_book import NULL, OpenEnd, PrefixBook
+from block_manager.rules.prefix_book import NULL, PrefixBook, TableEnd
 
 
 class V1PoolRules(NoSwap):
@@ -198,15 +198,11 @@ class V1PoolRules(NoSwap):
 
     # --- one block at a time ------------------------------------------------------------------------------------------
 
-    def table_of(self, sequence: CachedSequence) -> list[int]:
-        """Its block table itself, not a copy; it changes until it is released."""
-        return self.ledger.tables[sequence.name]
-
-    def append_blocks(self, tables: Iterable[list[int]], count: int) -> list[int]:
-        """Append one block to each of `count` tables, in order. None may be about to write into a shared block."""
-        blocks = self._pool.allocate(count)
-        for table, block in zip(tables, blocks, strict=True):
-            table.append(block)
+    def append_blocks(self, ends: Sequence[TableEnd]) -> list[int]:
+        """Append one block to each of these tables, in order. None may be about to write into a shared block."""
+        blocks = self._pool.allocate(len(ends))
+        for end, block in zip(ends, blocks, strict=True):
+            end.table.append(block)
         return blocks
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
@@ -215,11 +211,11 @@ class V1PoolRules(NoSwap):
         """
         return self._prefixes.register(sequence, num_tokens)
 
-    def open_end(self, sequence: CachedSequence) -> OpenEnd | None:
-        """The argument of `register_blocks` for this sequence; None without prefix caching."""
+    def open_end(self, sequence: CachedSequence) -> TableEnd:
+        """The end of its table; it changes until the table is released."""
         return self._prefixes.open_end(sequence)
 
-    def register_blocks(self, ends: Iterable[OpenEnd], data: bytes) -> None:
+    def register_blocks(self, ends: Iterable[TableEnd], data: bytes) -> None:
         """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
         self._prefixes.register_blocks(ends, data)
 

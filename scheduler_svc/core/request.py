@@ -35,7 +35,7 @@ class SequenceStatus(enum.IntEnum):
     @property
     def is_finished(self) -> bool:
         """True for every final status."""
-        return self > SequenceStatus.SWAPPED
+        return self > _SWAPPED
 
     @property
     def finish_reason(self) -> str | None:
@@ -43,6 +43,7 @@ class SequenceStatus(enum.IntEnum):
         return _FINISH_REASONS.get(self)
 
 
+_SWAPPED = SequenceStatus.SWAPPED  # members of an enum are slow to look up in Python 3.11
 _FINISH_REASONS = {
     SequenceStatus.FINISHED_STOPPED: "stop",
     SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
@@ -190,7 +191,7 @@ class Group:
     @property
     def live(self) -> list[Sequence]:
         """Unfinished sequences, oldest first."""
-        return [s for s in self.sequences if s.status <= SequenceStatus.SWAPPED]
+        return [s for s in self.sequences if s.status <= _SWAPPED]
 
     @property
     def is_finished(self) -> bool:

@@ -107,7 +107,7 @@ class CoreState:
 
     def end(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """End a sequence without freeing blocks: they are freed already, or must not be."""
-        if sequence.group.live[:1] == [sequence]:
+        if len(sequence.group.sequences) > 1 and sequence.group.live[:1] == [sequence]:
             leave_to_siblings(sequence.group)
         self.cache.forget(sequence)
         self.leave_worker(sequence)

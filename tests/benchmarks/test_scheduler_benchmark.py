@@ -41,10 +41,13 @@ def test_the_command_prints_one_json_object() -> None:
         assert row["step_us"] == pytest.approx(row["schedule_us"] + row["update_us"], abs=0.02)
         assert row["step_us"] > 0
         assert row["message_bytes"] > 0
+        middle, least, greatest = row["ratio"]
+        assert least <= middle <= greatest
+        assert row["churn"] or (least, greatest) == (1.0, 1.0)
     assert [row["hit"] for row in result["admission"]] == [False, True]
     assert all(row["request_us"] > 0 for row in result["admission"])
     assert result["wire"]["rows"] == 256
-    assert {goal["id"] for goal in result["goals"]} == {"B1", "B2", "B3", "B4", "B5"}
+    assert {goal["id"] for goal in result["goals"]} == {"B1", "B2", "B3", "B4", "B5", "B6"}
 
 
 def test_a_steady_message_does_not_grow() -> None:
@@ -186,7 +189,7 @@ def test_each_size_is_measured_once() -> None:
 
 def test_the_table_names_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --json there is a table for people; here of one way to run."""
-    monkeypatch.setattr(scheduler_core, "cases", lambda sizes: [PIPELINED])
+    monkeypatch.setattr(scheduler_core, "pairs", lambda sizes: [[PIPELINED]])
     result = invoke("--running", "32")
     assert result.exit_code == 0, result.output
-    assert all(goal in result.output for goal in ("B1", "B2", "B3", "B4", "B5"))
+    assert all(goal in result.output for goal in ("B1", "B2", "B3", "B4", "B5", "B6"))

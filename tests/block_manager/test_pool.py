@@ -18,20 +18,20 @@ def test_free_queue_is_a_list_with_fast_removal(ops: list[int]) -> None:
     queue, model = EvictionQueue(8, 1), list(range(1, 8))
     for op in ops:
         if op == 9 and model:
-            assert queue.pop() == model.pop(0)
+            assert queue.pop_many(1) == [model.pop(0)]
         elif op in model:
             queue.remove(op)
             model.remove(op)
         elif 1 <= op < 8:
-            queue.append(op)
+            queue.extend([op])
             model.append(op)
         assert list(queue) == model and len(queue) == len(model)
 
 
-def test_an_empty_queue_says_so() -> None:
+def test_an_empty_pool_says_so() -> None:
     """IndexError, not a wrong block."""
     with pytest.raises(IndexError):
-        EvictionQueue(1, 1).pop()
+        BlockPool(1, num_reserved=1).allocate(1)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(1, 5))
@@ -116,7 +116,7 @@ def _break_table(ledger: Ledger) -> None:
 
 
 def _break_free(ledger: Ledger) -> None:
-    ledger.gpu.free_blocks.append(1)
+    ledger.gpu.free_blocks.extend([1], ledger.gpu)
 
 
 @pytest.mark.parametrize("damage", [_break_count, _break_table, _break_free])

@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol
 
-import numpy as np
-
 from block_manager.cache_rules import DevicePool
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
 from scheduler_svc.core.parts.interfaces import Progress
@@ -39,17 +37,16 @@ class SteadyBlocks:
     def join(self, groups: list[Group]) -> None:
         """Turn groups into rows."""
         sequences = [group.sequences[0] for group in groups]
-        tables = [self._cache.table_of(s) for s in sequences]
         next_full = [self._cache.register(s, 0) for s in sequences]
-        self._rows.join(groups, tables, [self._cache.open_end(s) for s in sequences], next_full)
+        self._rows.join(groups, [self._cache.open_end(s) for s in sequences], next_full)
 
     def append(self, needy: Ints) -> dict[int, int]:
         """Append one block to each of these rows, in order. Returns the blocks by row."""
         rows = needy.tolist()
         if not rows:
             return {}
-        tables = self._rows.tables
-        blocks = self._cache.append_blocks([tables[row] for row in rows], len(rows))
+        ends = self._rows.ends
+        blocks = self._cache.append_blocks([ends[row] for row in rows])
         self._rows.capacity[needy] += self._rows.block_size
         return dict(zip(rows, blocks, strict=True))
 
@@ -60,7 +57,7 @@ class SteadyBlocks:
         rows = self._rows
         ends_at = rows.next_full[full]
         if (ends_at - rows.block_size >= rows.first_in_ring(full)).all():
-            ends = rows.open_ends
+            ends = rows.ends
             self._cache.register_blocks([ends[row] for row in full.tolist()], rows.blocks_before(full, ends_at))
             rows.next_full[full] += rows.block_size
         else:
@@ -77,5 +74,7 @@ class SteadyBlocks:
 
 def split(rows: Ints, end: int) -> tuple[Ints, Ints]:
     """The entries of ascending `rows` below `end`, and the others."""
-    num_below = int(np.searchsorted(rows, end))
+    if not len(rows):
+        return rows, rows
+    num_below = int(rows.searchsorted(end))
     return rows[:num_below], rows[num_below:]

@@ -1,6 +1,8 @@
 """Apply results of fast-decode rows by array operations; anything more than a plain token goes to `AtOnce`."""
 
+from bisect import bisect_left
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
+
+_TICKET = attrgetter("ticket")
 
 
 class SteadyOutputs:
@@ -85,7 +89,7 @@ class SteadyOutputs:
         rows = np.zeros(0, np.int64) if flight is None else flight.rows
         late = [f.sequence for f in loose if f.sequence.group.is_steady]
         if late:
-            rows = np.append(rows, [self._rows.row_of(s.group) for s in late])
+            rows = np.append(rows, self._rows.tickets.searchsorted([s.group.ticket for s in late]))
             column = np.append(column, [(result.tokens.get(s.name) or [NO_TOKEN])[0] for s in late])
             order = np.argsort(rows, kind="stable")
             rows, column = rows[order], column[order]
@@ -123,8 +127,9 @@ class SteadyOutputs:
         rows = self._rows
         ended = over.tolist()
         for ticket, members in _by_ticket(loose):
-            end = int(np.searchsorted(rows.tickets, ticket))
-            over, full = self._settle_rows(over, full, end, state, outcome)
+            if len(over) or len(full):
+                end = int(rows.tickets.searchsorted(ticket))
+                over, full = self._settle_rows(over, full, end, state, outcome)
             later = self._inner.apply(members, result, state)
             outcome.tickets += [ticket] * len(later.entries)
             outcome.entries += later.entries
@@ -135,7 +140,6 @@ class SteadyOutputs:
             keep = np.ones(len(rows.members), np.bool_)
             keep[ended] = False
             rows.remove(keep)
-            state.running[:] = [group for group in state.running if group.place is QueueKind.RUNNING]
 
     def _settle_rows(
         self, over: Ints, full: Ints, end: int, state: CoreState, outcome: StepOutcome
@@ -150,10 +154,11 @@ class SteadyOutputs:
 
     def _end(self, row: int, state: CoreState) -> EndedSequence:
         group = self._rows.members[row]
-        self._rows.sync(group)
+        self._rows.write_back(row)
         sequence = group.sequences[0]
         status = check_stop(sequence, state.max_total_tokens)
         assert status is not None
+        del state.running[bisect_left(state.running, group.ticket, key=_TICKET)]
         group.place = QueueKind.NOWHERE
         group.is_steady = False
         return state.retire(sequence, status)

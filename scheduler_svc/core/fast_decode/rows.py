@@ -21,19 +21,7 @@ MAX_STOP_IDS = 4
 NO_TOKEN = -1
 RING_BLOCKS = 4
 _ALL = slice(None)
-_COLUMNS = (
-    "tickets",
-    "known",
-    "computed",
-    "placeholders",
-    "ends_at",
-    "may_stop_at",
-    "capacity",
-    "next_full",
-    "flushed",
-    "slots",
-)
-_LISTS = ("members", "tables", "open_ends", "outputs")
+_NUM_COUNTERS = 10
 
 
 @dataclass(slots=True)
@@ -59,25 +47,33 @@ class SteadyRows:
     - `next_full`: length at which the next block is full and can be registered.
     - `flushed`: tokens already in `token_ids`.
     - `slots`: index in the ring store.
-    - `stop_ids`: [rows, MAX_STOP_IDS], -1 = none.
+    - `stop_ids`: [MAX_STOP_IDS, rows], -1 = none.
     - `tickets`: order of entering `running`, ascending.
     - `batch_signature`: identity shared by the shares that contain all rows.
-    - lists parallel to the arrays: `members`, `tables`, `open_ends` (prefix registration), `outputs` (the
-      `token_ids`).
+    - lists parallel to the arrays: `members`, and `ends`, the open ends of their block tables.
+
+    The arrays are views of one, so that rows join and leave by one operation.
     """
+
+    tickets: Ints
+    known: Ints
+    computed: Ints
+    placeholders: Ints
+    ends_at: Ints
+    may_stop_at: Ints
+    capacity: Ints
+    next_full: Ints
+    flushed: Ints
+    slots: Ints
+    stop_ids: Ints
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.batch_signature = object()
         self.flights: dict[int, SteadyFlight] = {}
         self.members: list[Group] = []
-        self.tables: list[list[int]] = []
-        self.open_ends: list[Any] = []
-        self.outputs: list[list[int]] = []
-        none = np.zeros(0, np.int64)
-        self.tickets = self.known = self.computed = self.placeholders = self.ends_at = none
-        self.may_stop_at = self.capacity = self.next_full = self.flushed = self.slots = none
-        self.stop_ids = np.zeros((0, MAX_STOP_IDS), np.int64)
+        self.ends: list[Any] = []
+        self._hold(np.zeros((_NUM_COUNTERS + MAX_STOP_IDS, 0), np.int64))
         self._num_stop_ids = 0
         self._ring = RING_BLOCKS * block_size
         self._store = np.zeros((0, self._ring), "<i4")
@@ -87,46 +83,55 @@ class SteadyRows:
         """An index for ascending, distinct rows; a slice if these are all rows, which avoids a gather."""
         return _ALL if len(rows) == len(self.members) else rows
 
+    def _hold(self, columns: Ints) -> None:
+        """Replace all arrays, in the order of `_counters`."""
+        self._columns = columns
+        self.tickets, self.known, self.computed, self.placeholders, self.ends_at, *others = columns[:_NUM_COUNTERS]
+        self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
+        self.stop_ids = columns[_NUM_COUNTERS:]
+
     # --- joining and leaving -------------------------------------------------------------------------------------
 
-    def join(self, groups: list[Group], tables: list[list[int]], open_ends: list[Any], next_full: list[int]) -> None:
-        """Turn groups of one sequence, in running order, into rows."""
-        sequences = [group.sequences[0] for group in groups]
-        at = np.searchsorted(self.tickets, [group.ticket for group in groups])
-        new = {
-            "tickets": [group.ticket for group in groups],
-            "known": [s.num_tokens for s in sequences],
-            "computed": [s.num_computed_tokens for s in sequences],
-            "placeholders": [s.num_placeholders for s in sequences],
-            "ends_at": [s.num_prompt_tokens + s.request.stop.max_tokens for s in sequences],
-            "may_stop_at": [s.num_prompt_tokens + max(1, s.request.stop.min_tokens) for s in sequences],
-            "capacity": [len(table) * self.block_size for table in tables],
-            "next_full": next_full,
-            "flushed": [s.num_tokens for s in sequences],
-            "slots": [self._new_slot(s.token_ids) for s in sequences],
-        }
-        for name in _COLUMNS:
-            setattr(self, name, np.insert(getattr(self, name), at, new[name]))
-        ids = np.array([_stop_ids(s) for s in sequences], np.int64)
-        self.stop_ids = np.insert(self.stop_ids, at, ids, axis=0)
-        self._num_stop_ids = max(self._num_stop_ids, *(_num_stop_ids(s) for s in sequences))
-        self._insert(at, groups, tables, open_ends, [s.token_ids for s in sequences])
-
-    def _insert(self, at: Ints, *new: list[Any]) -> None:
-        """Insert into copies of the lists, as plans in flight hold the old ones, and update the row numbers of
-        those plans.
-        """
+    def join(self, groups: list[Group], ends: list[Any], next_full: list[int]) -> None:
+        """Turn groups of one sequence, in running order, into rows. Plans in flight keep the old list of members."""
+        is_last = not self.members or groups[0].ticket > self.members[-1].ticket
+        new = [self._counters(group, end, full) for group, end, full in zip(groups, ends, next_full, strict=True)]
+        columns = np.ascontiguousarray(np.array(new, np.int64).T)
+        self._hold(np.concatenate([self._columns, columns], axis=1))
+        self._num_stop_ids = max(self._num_stop_ids, *(_num_stop_ids(group.sequences[0]) for group in groups))
         self.batch_signature = object()
-        for name, items in zip(_LISTS, new, strict=True):
-            old = list(getattr(self, name))
-            for offset, (place, item) in enumerate(zip(at.tolist(), items, strict=True)):
-                old.insert(place + offset, item)
-            setattr(self, name, old)
-        for group in new[0]:
+        self.members, self.ends = self.members + groups, self.ends + ends
+        for group in groups:
             group.is_steady = True
+        if not is_last:
+            self._sort()
+
+    def _counters(self, group: Group, end: Any, next_full: int) -> tuple[int, ...]:
+        [sequence] = group.sequences
+        num_tokens, num_prompt_tokens, stop = sequence.num_tokens, sequence.num_prompt_tokens, group.request.stop
+        return (
+            group.ticket,
+            num_tokens,
+            sequence.num_computed_tokens,
+            sequence.num_placeholders,
+            num_prompt_tokens + stop.max_tokens,
+            num_prompt_tokens + max(1, stop.min_tokens),
+            len(end.table) * self.block_size,
+            next_full,
+            num_tokens,
+            self._new_slot(sequence.token_ids),
+            *_stop_ids(sequence),
+        )
+
+    def _sort(self) -> None:
+        """Bring rows into running order, where groups joined that entered `running` before others."""
+        order = np.argsort(self.tickets)
+        self._hold(np.take(self._columns, order, axis=1))
+        self.members = [self.members[row] for row in order.tolist()]
+        self.ends = [self.ends[row] for row in order.tolist()]
+        now_at = np.argsort(order)
         for flight in self.flights.values():
-            moved = flight.rows + np.searchsorted(at, flight.rows, side="right")
-            flight.rows = np.where(flight.rows >= 0, moved, -1)
+            flight.rows = np.where(flight.rows >= 0, now_at[flight.rows], -1)
 
     def _new_slot(self, token_ids: list[int]) -> int:
         """Allocate a ring and fill it with the tokens that it would hold."""
@@ -154,18 +159,17 @@ class SteadyRows:
     def remove(self, keep: Flags) -> None:
         """Turn rows that are not in `keep` into objects; plans in flight then refer to them by group."""
         self.batch_signature = object()
-        for row in np.flatnonzero(~keep).tolist():
-            self._write_back(row)
-            self.members[row].is_steady = False
-            self._free_slots.append(int(self.slots[row]))
+        gone = np.flatnonzero(~keep)
+        self._free_slots += self.slots[gone].tolist()
+        for row in gone.tolist():
+            if self.members[row].is_steady:
+                self.write_back(row)
+                self.members[row].is_steady = False
         for flight in self.flights.values():
             self._move(flight, keep)
-        for name in _COLUMNS:
-            setattr(self, name, getattr(self, name)[keep])
-        self.stop_ids = self.stop_ids[keep]
+        self._hold(np.compress(keep, self._columns, axis=1))
         kept = keep.tolist()
-        for name in _LISTS:
-            setattr(self, name, list(compress(getattr(self, name), kept)))
+        self.members, self.ends = list(compress(self.members, kept)), list(compress(self.ends, kept))
 
     def _move(self, flight: SteadyFlight, keep: Flags) -> None:
         stays = (flight.rows >= 0) & keep[flight.rows]
@@ -205,19 +209,20 @@ class SteadyRows:
 
     def row_of(self, group: Group) -> int:
         """The row of a member."""
-        return int(np.searchsorted(self.tickets, group.ticket))
+        return int(self.tickets.searchsorted(group.ticket))
 
     def sync(self, group: Group) -> None:
-        """Write a row's counters and tokens back to its object; it stays a row."""
+        """Write back a group's row. No-op for a group that is not a row."""
         if group.is_steady:
-            self._write_back(self.row_of(group))
+            self.write_back(self.row_of(group))
 
     def sync_all(self) -> None:
         """Write all rows back to their objects; they stay rows."""
         for row in range(len(self.members)):
-            self._write_back(row)
+            self.write_back(row)
 
-    def _write_back(self, row: int) -> None:
+    def write_back(self, row: int) -> None:
+        """Write a row's counters and tokens back to its object; it stays a row."""
         sequence = self.members[row].sequences[0]
         start, num = int(self.flushed[row]), int(self.known[row] - self.flushed[row])
         if num:
@@ -242,7 +247,7 @@ class SteadyRows:
         starts = (self.flushed[rows] % self._ring).tolist()
         rings = self._store[self.slots[rows]].tolist()
         for row, start, tokens in zip(rows.tolist(), starts, rings, strict=True):
-            self.outputs[row] += tokens[start:] if start else tokens
+            self.members[row].sequences[0].token_ids += tokens[start:] if start else tokens
         self.flushed[rows] = self.known[rows]
 
     def first_in_ring(self, rows: Ints) -> Ints:
@@ -266,7 +271,7 @@ class SteadyRows:
         known = self.known[at]
         over: Flags = known >= self.ends_at[at]
         for column in range(self._num_stop_ids):
-            over |= self.stop_ids[at, column] == tokens
+            over |= self.stop_ids[column, at] == tokens
         over &= known >= self.may_stop_at[at]
         over |= known >= max_total_tokens
         return over

@@ -18,6 +18,7 @@ class Sample:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
+        self._total = 0.0
         self._tables: tuple[Floats, Floats] | None = None
 
     def __len__(self) -> int:
@@ -26,15 +27,16 @@ class Sample:
     @property
     def mean(self) -> float:
         """Mean of all values; 0 if there are none."""
-        _, sums = self._tabulate()
-        return float(sums[0]) / max(1, len(self))
+        return self._total / max(1, len(self))
 
     def note(self, number: float) -> None:
         """Add a value; the oldest is dropped."""
         self._recent.append(number)
+        self._total += number
         bisect.insort(self._sorted, number)
         if len(self._recent) > MOST_KEPT:
             oldest = self._recent.popleft()
+            self._total -= oldest
             del self._sorted[bisect.bisect_left(self._sorted, oldest)]
         self._tables = None
 

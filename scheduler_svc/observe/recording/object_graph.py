@@ -37,11 +37,11 @@ class GraphError(ValueError):
 class GraphWriter:
     """Numbering of objects in one document.
 
-    `specials`: by type, what is written in place of an object. `nothing`: objects of that type are written as
+    `specials`: by type, what is written in place of an object. `nothing`: objects of these types are written as
     None.
     """
 
-    def __init__(self, specials: dict[type[Any], Callable[[Any], list[Any]]], nothing: type[Any]) -> None:
+    def __init__(self, specials: dict[type[Any], Callable[[Any], list[Any]]], nothing: tuple[type[Any], ...]) -> None:
         self._specials = specials
         self._nothing = nothing
         self._numbers: dict[int, int] = {}
@@ -65,8 +65,8 @@ class GraphWriter:
         number = self._numbers.get(id(item))
         if number is not None:
             return [number]
-        if kind is self._nothing or isinstance(item, np.generic):
-            return None if kind is self._nothing else item.item()
+        if kind in self._nothing or isinstance(item, np.generic):
+            return None if kind in self._nothing else item.item()
         inline = None if kind in self._specials else self._inline(item)
         if inline is not None:
             return inline

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.hashing import Hasher
 from scheduler_svc.core.fast_decode.rows import SteadyFlight, SteadyRows
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
@@ -51,7 +52,7 @@ def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     core.state.steady.dissolve()
     with _no_collecting():
         taker = _Taker(core, records)
-        writer = GraphWriter(taker.specials(), nothing=TokenAlias)
+        writer = GraphWriter(taker.specials(), nothing=(TokenAlias, Hasher))
         taker.value = writer.value
         return CoreSnapshot(writer.document(core), taker.taken(), taker.records)
 

@@ -6,6 +6,7 @@ from hypothesis import given
 
 from block_manager.compat.evictor_vllm import LruEvictor
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
+from block_manager.pool import BlockPool
 
 
 def test_the_least_recently_accessed_goes_first() -> None:
@@ -59,9 +60,10 @@ def test_with_growing_times_it_is_plain_lru(steps: list[tuple[int, int]]) -> Non
 def test_blank_blocks_go_before_contents() -> None:
     """R117: a freed block with known contents is taken only when no blank one is left; the last freed blank first (R99)."""
     free = StackThenEvictor([1, 0], keep_all=False)
-    assert [free.pop(), free.pop()] == [0, 1]
-    free.append(0, hashed=True, num_hashed_tokens=4, last_accessed=1.0)
-    free.append(1, hashed=False, num_hashed_tokens=0, last_accessed=0.0)
+    pool = BlockPool(2, free_blocks=free)
+    assert [*pool.allocate(1), *pool.allocate(1)] == [0, 1]
+    pool.register(0, b"prefix", 4)
+    pool.release([0, 1])
     assert (len(free), list(free), 0 in free, 7 in free) == (2, [1, 0], True, False)
     assert [free.pop(), free.pop()] == [1, 0]
     with pytest.raises(IndexError):
@@ -71,8 +73,9 @@ def test_blank_blocks_go_before_contents() -> None:
 def test_in_2023_all_freed_blocks_keep_their_contents() -> None:
     """R110: free = never used + evictable."""
     free = StackThenEvictor([2, 1, 0], keep_all=True)
-    block = free.pop()
-    free.append(block, hashed=False, num_hashed_tokens=4, last_accessed=1.0)
+    pool = BlockPool(3, free_blocks=free)
+    [block] = pool.allocate(1)
+    pool.release([block])
     assert (len(free), len(free.evictor)) == (3, 1)
     free.remove(block)
     assert list(free) == [1, 2]
@@ -82,7 +85,7 @@ def test_the_last_freed_is_taken_first() -> None:
     """R99: most recently freed first."""
     free = FreeStack([2, 1, 0])
     assert [free.pop(), free.pop()] == [0, 1]
-    free.append(0, hashed=False, num_hashed_tokens=0, last_accessed=0.0)
+    free.extend([0], BlockPool(3))
     assert list(free) == [0, 2] and 0 in free and 1 not in free
     free.remove(2)
     assert (free.pop(), len(free)) == (0, 0)

@@ -135,7 +135,8 @@ class QuireLives(RuleBasedStateMachine):
             return
         for sequence in group:
             sequence.token_ids.append(data.draw(st.integers(0, 1)))
-        trial = copy.deepcopy(self.rules)
+        hashers = [chain._hasher for chain in self.rules._prefixes._chains.values()]
+        trial = copy.deepcopy(self.rules, {id(hasher): hasher.copy() for hasher in hashers if hasher is not None})
         fits = self.rules.can_extend(group, 1, num_lookahead)
         assert fits == self.rules.fits_exactly(group, 1, num_lookahead)
         try:
