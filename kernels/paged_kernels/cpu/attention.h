@@ -173,7 +173,8 @@ class Attention {
     Walk<Q, T, NQ>(cache_, places_.table(tile_.token + row), rule_, kv_head_, route, all, n).run(start);        \
     return NQ;                                                                                                \
   }
-    QUIRE_WALK(12) QUIRE_WALK(9) QUIRE_WALK(8) QUIRE_WALK(6) QUIRE_WALK(4) QUIRE_WALK(3) QUIRE_WALK(2) QUIRE_WALK(1)
+    if constexpr (MOST_IN_WALK >= 12) { QUIRE_WALK(12) QUIRE_WALK(9) QUIRE_WALK(8) }
+    QUIRE_WALK(6) QUIRE_WALK(4) QUIRE_WALK(3) QUIRE_WALK(2) QUIRE_WALK(1)
 #undef QUIRE_WALK
     return left;
   }
@@ -183,7 +184,7 @@ class Attention {
     const float total = sum(all.softmax[n].total);
     for (int d = 0; d < dim(); d += U::COLUMNS) {
       Vec sums[U::VECS];
-      std::memcpy(sums, &all.sums[size_t(n) * all.width + d], sizeof sums);
+      for (int v = 0; v < U::VECS; ++v) sums[v] = vector_at<Vec>(&all.sums[size_t(n) * all.width + d + v * LANES]);
       U::in_order(sums);
       for (int v = 0; v < U::VECS && d + v * LANES < dim(); ++v)
         store_vec(out + d + v * LANES, sums[v] / total, std::min(LANES, dim() - d - v * LANES));

@@ -25,10 +25,10 @@ struct Lanes {
     for (int i = 0; i < VECS; ++i) {
       const Vec x = load_vec(at + i * LANES);
       const IntVec bits = as<IntVec>(x) & 0x7fffffff;
-      largest = bits > largest ? bits : largest;
-      top = x > top ? x : top;
+      largest = larger(bits, largest);
+      top = larger(x, top);
     }
-    pieces = top > highest ? IntVec{} + piece : pieces;
+    pieces = select(top > highest, splat_as<IntVec>(piece), pieces);
     highest = top;
   }
 };

@@ -19,7 +19,6 @@
 namespace quire {
 
 constexpr int MOST_NUMBER = 127;  // of a row
-typedef int8_t ByteVec __attribute__((vector_size(LANES)));
 
 // Rows as integers. `numbers` [rows, padded depth]; `scales` and `sums` (of the numbers) [rows, groups].
 struct IntegerRows {
@@ -55,17 +54,16 @@ void round_row(const E* in, int depth, int group, int64_t number, const IntegerR
     IntVec bits = {}, total = {};
     for (int d = 0; d < count; d += LANES) {
       const IntVec x = as<IntVec>(magnitude(load_vec(in + begin + d, std::min(LANES, count - d))));
-      bits = x > bits ? x : bits;  // infinities and NaN are larger than numbers
+      bits = larger(x, bits);  // infinities and NaN are larger than numbers
     }
-    const int32_t top = folded(bits, [](auto a, auto b) { return a > b ? a : b; });
+    const int32_t top = folded(bits, [](auto a, auto b) { return larger(a, b); });
     const bool is_finite = top < 0x7f800000;
     const float size = is_finite ? as_float(uint32_t(top)) : 0.0f, factor = size > LEAST ? float(MOST_NUMBER) / size : 0.0f;
     for (int d = 0; d < group; d += LANES) {
       const int lanes = std::min(LANES, std::max(0, count - d));
       const Vec x = factor > 0.0f ? load_vec(in + begin + d, lanes) * factor : Vec{};
       const IntVec whole = as<IntVec>(x + magic) - 0x4b400000;
-      const ByteVec bytes = __builtin_convertvector(whole, ByteVec);
-      std::memcpy(out + d, &bytes, sizeof bytes);
+      put_vector(out + d, converted<ByteVec>(whole));
       total += whole;
     }
     row.scales[g] = !is_finite ? std::numeric_limits<float>::quiet_NaN() : factor > 0.0f ? size / MOST_NUMBER : 0.0f;
@@ -94,7 +92,7 @@ struct Grouped : IntegerPanels<BITS> {
 #ifdef QUIRE_AVX512
   static constexpr int MOST_SUMS = 12;
 #else
-  static constexpr int MOST_SUMS = 3;
+  static constexpr int MOST_SUMS = MOST_ROWS;
 #endif
   // With few rows, computing waits for memory: panels are short, and hardware prefetching restarts with each.
   static constexpr int FEW_ROWS = 4, FETCHED_AHEAD = 2048;  // bytes
@@ -104,34 +102,31 @@ struct Grouped : IntegerPanels<BITS> {
                                              Fetch fetch) {
     const int units = groups.size / DEPTH, base = bias(groups);
     const size_t factors = factor_bytes(groups), head = head_bytes(groups);
-    const int8_t* a = rows.numbers;
-    Vec acc[ROWS][PANELS] = {};
+    const char* a = reinterpret_cast<const char*>(rows.numbers);
+    Vec acc[ROWS][PANELS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; ++p) acc[r][p] = Vec{};
     for (size_t g = 0; g < rows.groups; ++g) {
       const char* at = w + head;
       IntVec whole[ROWS][PANELS];
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r)
-        for (int p = 0; p < PANELS; ++p) whole[r][p] = IntVec{} - base * rows.sums[r * rows.groups + g];
+#pragma GCC unroll 4
+        for (int p = 0; p < PANELS; ++p) whole[r][p] = splat_as<IntVec>(-base * rows.sums[r * rows.groups + g]);
       for (int k = 0; k < units; ++k, at += PANEL_UNIT, a += DEPTH) {
         fetch.some();
-        for (int p = 0; p < PANELS; ++p) {
-          if (ROWS <= FEW_ROWS) __builtin_prefetch(at + p * panel + FETCHED_AHEAD);
-          UintVec parts[PARTS];
-          open(at + p * panel, parts);
-#pragma GCC unroll 8
-          for (int r = 0; r < ROWS; ++r)
-            for (int part = 0; part < PARTS; ++part) {
-              uint32_t x;
-              std::memcpy(&x, a + r * rows.depth + part * 4, sizeof x);
-              whole[r][p] = dot(whole[r][p], parts[part], x);
-            }
-        }
+        if (ROWS <= FEW_ROWS)
+          for (int p = 0; p < PANELS; ++p) __builtin_prefetch(at + p * panel + FETCHED_AHEAD);
+        multiply_unit<Factors>(whole, a, rows.depth, at, panel);
       }
+#pragma GCC unroll 4
       for (int p = 0; p < PANELS; ++p) {
         const Vec scales = load_factors(w + p * panel, groups.half);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
-          acc[r][p] += __builtin_convertvector(whole[r][p], Vec) * scales * rows.scales[r * rows.groups + g];
+          acc[r][p] += converted<Vec>(whole[r][p]) * scales * rows.scales[r * rows.groups + g];
         if (groups.offsets) {
           const Vec offsets = load_factors(w + p * panel + factors, groups.half);
 #pragma GCC unroll 8
@@ -145,19 +140,22 @@ struct Grouped : IntegerPanels<BITS> {
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
-      for (int p = 0; p < PANELS; ++p) std::memcpy(out + r * out_stride + p * LANES, &acc[r][p], sizeof(Vec));
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; ++p) put_vector(out + r * out_stride + p * LANES, acc[r][p]);
   }
 
-  static void open(const char* w, UintVec (&parts)[PARTS]) {
-    UintVec unit;
-    std::memcpy(&unit, w, sizeof unit);
-    if constexpr (PARTS == 1) {
-      parts[0] = unit;
-    } else {
-      parts[0] = unit & 0x0f0f0f0fu;
-      parts[1] = (unit >> 4) & 0x0f0f0f0fu;
+  // See quire::Factors. A part of a unit is multiplied in the phases of Dot.
+  struct Factors {
+    static constexpr int PHASES = PARTS * Dot::PHASES;
+    static UintVec weights(UintVec unit, int phase) {
+      if (PARTS == 1) return Dot::part(unit, phase);
+      return Dot::part((phase < Dot::PHASES ? unit : unit >> 4) & 0x0f0f0f0fu, phase % Dot::PHASES);
     }
-  }
+    static UintVec row(const char* at, int phase) {
+      return Dot::part(splat_at<UintVec>(at + phase / Dot::PHASES * 4), phase % Dot::PHASES);
+    }
+    static IntVec add(IntVec sums, UintVec a, UintVec w) { return Dot::add(sums, a, w); }
+  };
 
   static Vec load_factors(const char* at, bool half) {
     return half ? load_vec(reinterpret_cast<const Float16*>(at)) : load_vec(reinterpret_cast<const Float32*>(at));

@@ -27,6 +27,16 @@ constexpr int PART = 256;         // keys
 constexpr int MOST_QUERIES = 12;  // sharing a walk
 constexpr int SLICE = 32;         // adjacent units of a query
 
+// The most queries of one walk, and the vectors of sums that each of `queries` has at once, for which there are
+// registers.
+#ifdef QUIRE_AVX512
+constexpr int MOST_IN_WALK = MOST_QUERIES;
+constexpr int vectors_each(int queries) { return queries >= 8 ? 2 : 4; }
+#else
+constexpr int MOST_IN_WALK = 6;
+constexpr int vectors_each(int queries) { return queries >= 4 ? 1 : queries >= 2 ? 2 : 4; }
+#endif
+
 // Compilers keep arrays of sums in registers if loops over them are unrolled early.
 #define QUIRE_UNROLLED _Pragma("GCC unroll 16")
 
@@ -125,7 +135,7 @@ class Walk {
  private:
   using U = Units<Q, T>;
   using Element = typename U::Element;
-  static constexpr int RUNS = NQ >= 8 ? 2 : 4;
+  static constexpr int RUNS = vectors_each(NQ);
 
   int begin_of(int n) const { return std::max(start_, all_.first[base_ + n]); }
   int end_of(int n) const { return std::min(start_ + PART, all_.end[base_ + n]); }
@@ -166,7 +176,11 @@ class Walk {
   void score_runs(const Run* runs) const {
     constexpr int STORED = U::DEPTH * U::IN_STORED;  // adjacent elements
     const int units = dim_ / STORED * U::IN_STORED, step = size_ * together<T>();
-    Vec acc[NT][NQ] = {};
+    Vec acc[NT][NQ];
+    QUIRE_UNROLLED
+    for (int t = 0; t < NT; ++t)
+      QUIRE_UNROLLED
+      for (int n = 0; n < NQ; ++n) acc[t][n] = Vec{};
     const T* at[NT];
     for (int t = 0; t < NT; ++t) at[t] = runs[t].head + size_t(runs[t].offset) * together<T>();
     const uint32_t* query = all_.units.data() + size_t(base_) * SLICE;
@@ -174,19 +188,30 @@ class Walk {
       const int count = std::min(SLICE, units - first);
       for (int u = 0; u < count; u += U::IN_STORED) {
         UintVec stored[NT];
+        QUIRE_UNROLLED
         for (int t = 0; t < NT; ++t) {
           stored[t] = load_keys(at[t], FULL ? LANES : runs[t].count);
           at[t] += step;
         }
-        for (int i = 0; i < U::IN_STORED; ++i)
-          for (int n = 0; n < NQ; ++n)
-            for (int t = 0; t < NT; ++t)
-              acc[t][n] = multiply_add(acc[t][n], Element{}, query[n * SLICE + u + i], U::part(stored[t], i));
+        QUIRE_UNROLLED
+        for (int i = 0; i < U::IN_STORED; ++i) {
+          UintVec keys[NT];
+          QUIRE_UNROLLED
+          for (int t = 0; t < NT; ++t) keys[t] = U::part(stored[t], i);
+          QUIRE_UNROLLED
+          for (int n = 0; n < NQ; ++n) {
+            const UintVec q = splat_as<UintVec>(query[n * SLICE + u + i]);
+            QUIRE_UNROLLED
+            for (int t = 0; t < NT; ++t) acc[t][n] = Factors<Element>::add(acc[t][n], q, keys[t]);
+          }
+        }
       }
     }
+    QUIRE_UNROLLED
     for (int t = 0; t < NT; ++t)
+      QUIRE_UNROLLED
       for (int n = 0; n < NQ; ++n)
-        std::memcpy(&all_.scores[n][runs[t].start - start_], &acc[t][n], size_t(FULL ? LANES : runs[t].count) * sizeof(float));
+        put_vector(&all_.scores[n][runs[t].start - start_], acc[t][n], size_t(FULL ? LANES : runs[t].count) * sizeof(float));
     if (dim_ % STORED) add_last(runs, NT);
   }
 
@@ -195,10 +220,11 @@ class Walk {
     const int unit = dim_ / U::DEPTH;
     const uint32_t* query = all_.units.data() + (size_t(unit / SLICE) * all_.queries + base_) * SLICE + unit % SLICE;
     for (const Run* run = runs; run < runs + count; ++run) {
-      const Vec k = load_vec(run->head + key_element<T>(dim_ - 1, run->offset, cache_.shape), run->count);
+      const auto keys = as<UintVec>(load_vec(run->head + key_element<T>(dim_ - 1, run->offset, cache_.shape), run->count));
       for (int n = 0; n < NQ; ++n) {
         Float32* scores = reinterpret_cast<Float32*>(&all_.scores[n][run->start - start_]);
-        store_vec(scores, load_vec(scores, run->count) + as_float(query[n * SLICE]) * k, run->count);
+        const Vec before = load_vec(scores, run->count);
+        store_vec(scores, Factors<Float32>::add(before, splat_as<UintVec>(query[n * SLICE]), keys), run->count);
       }
     }
   }
@@ -237,7 +263,7 @@ class Walk {
   template <int N>
   void add_values(int n, int from, int to) const {
     if (from >= to) return;
-    constexpr int GROUPS = (N >= 8 ? 2 : 4) / U::VECS;
+    constexpr int GROUPS = vectors_each(N) / U::VECS;
     int d = 0;
     for (; d + GROUPS * U::COLUMNS <= dim_; d += GROUPS * U::COLUMNS) add_columns<N, GROUPS, true>(n, from, to, d);
     for (; d + U::COLUMNS <= dim_; d += U::COLUMNS) add_columns<N, 1, true>(n, from, to, d);
@@ -251,7 +277,7 @@ class Walk {
     QUIRE_UNROLLED
     for (int i = 0; i < N; ++i)
       QUIRE_UNROLLED
-      for (int v = 0; v < VECS; ++v) acc[i][v] = vec_at(sums_of(n + i) + d + v * LANES);
+      for (int v = 0; v < VECS; ++v) acc[i][v] = vector_at<Vec>(sums_of(n + i) + d + v * LANES);
     const int columns = FULL ? U::COLUMNS : dim_ - d;
     for (int key = from; key < to;) {
       Rows rows = rows_at(key, to);
@@ -260,18 +286,21 @@ class Walk {
       const T *row = rows.row + d, *next = rows.next + d;
       for (int u = 0; u < rows.count; ++u, row += U::KEYS * dim_, next += U::KEYS * dim_) {
         UintVec values[VECS];
+        QUIRE_UNROLLED
         for (int g = 0; g < GROUPS; ++g) U::load_values(row + g * U::COLUMNS, next + g * U::COLUMNS, columns, values + g * U::VECS);
         QUIRE_UNROLLED
-        for (int i = 0; i < N; ++i)
+        for (int i = 0; i < N; ++i) {
+          const UintVec weight = as<UintVec>(splat(weights[i * PART + u]));
           QUIRE_UNROLLED
-          for (int v = 0; v < VECS; ++v) acc[i][v] = multiply_add(acc[i][v], Element{}, as_bits(weights[i * PART + u]), values[v]);
+          for (int v = 0; v < VECS; ++v) acc[i][v] = Factors<Element>::add(acc[i][v], weight, values[v]);
+        }
       }
       key = key / U::KEYS * U::KEYS + U::KEYS * rows.count;
     }
     QUIRE_UNROLLED
     for (int i = 0; i < N; ++i)
       QUIRE_UNROLLED
-      for (int v = 0; v < VECS; ++v) put_vec(sums_of(n + i) + d + v * LANES, acc[i][v]);
+      for (int v = 0; v < VECS; ++v) put_vector(sums_of(n + i) + d + v * LANES, acc[i][v]);
   }
 
   const Cache<T>& cache_;

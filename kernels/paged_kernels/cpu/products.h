@@ -17,27 +17,59 @@
 
 namespace quire {
 
+// Tiles have up to MOST_ROWS rows, and WIDE panels if they have up to WIDE_ROWS rows, else one.
 #ifdef QUIRE_AVX512
-constexpr int MOST_ROWS = 8, WIDE = 3;  // 24 of 32 registers accumulate
+constexpr int MOST_ROWS = 8, WIDE = 3, WIDE_ROWS = 8;  // 24 of 32 registers accumulate
 #else
-constexpr int MOST_ROWS = 2, WIDE = 2;
+constexpr int MOST_ROWS = 6, WIDE = 2, WIDE_ROWS = 3;  // AVX2: 12 of 16; NEON: 24 of 32
 #endif
 constexpr int UNIT_PANELS = 6;  // of one share of work
 constexpr int BLOCK_ROWS = 128;
 constexpr int STREAMED_ROWS = 6;  // up to this many rows wait for memory, which is fastest when weights are read sequentially
 
-// acc + both products of a pair of bfloat16, given as bits, with 16 pairs.
-inline Vec multiply_pairs(Vec acc, uint32_t a, UintVec pairs) {
+// Multiplies a unit of 16 columns' weights with the same 4 bytes of a row, in phases: `weights` and `row` give
+// what a phase multiplies, `add` accumulates it.
+template <class E>
+struct Factors {
+  static constexpr int PHASES = 1;
+  static UintVec weights(UintVec unit, int) { return unit; }
+  static UintVec row(const char* at, int) { return splat_at<UintVec>(at); }
+  static Vec add(Vec acc, UintVec a, UintVec w) { return acc + as<Vec>(a) * as<Vec>(w); }
+};
+
 #if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
-  return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32(int(a)), (__m512bh)pairs);
+template <>
+struct Factors<BFloat16> : Factors<Float32> {
+  static Vec add(Vec acc, UintVec a, UintVec w) { return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w); }
+};
 #else
-  acc = acc + as_float(a << 16) * as<Vec>(pairs << 16);
-  return acc + as_float(a & 0xffff0000u) * as<Vec>(pairs & 0xffff0000u);
+template <>
+struct Factors<BFloat16> : Factors<Float32> {
+  static constexpr int PHASES = 2;
+  static UintVec weights(UintVec unit, int phase) { return one_of(unit, phase); }
+  static UintVec row(const char* at, int phase) { return one_of(Factors<Float32>::row(at, phase), phase); }
+};
 #endif
+
+// Adds a unit's products to the sums of a tile. `stride`: bytes from row to row, `panel`: from panel to panel.
+// Unrolled explicitly: compilers would otherwise keep sums in memory.
+template <class F, int ROWS, int PANELS, class Sums>
+__attribute__((always_inline)) inline void multiply_unit(Sums (&acc)[ROWS][PANELS], const char* rows, size_t stride,
+                                                         const char* w, size_t panel) {
+#pragma GCC unroll 4
+  for (int phase = 0; phase < F::PHASES; ++phase) {
+    if (F::PHASES > 1) asm("" : "+r"(rows));  // else compilers keep each row's bytes in a register for the next phase
+    UintVec unit[PANELS];
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; ++p) unit[p] = F::weights(vector_at<UintVec>(w + p * panel), phase);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const UintVec a = F::row(rows + r * stride, phase);
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; ++p) acc[r][p] = F::add(acc[r][p], a, unit[p]);
+    }
+  }
 }
-// acc + a's pair (or single element) times the weights of 16 columns.
-inline Vec multiply_add(Vec acc, BFloat16, uint32_t a, UintVec w) { return multiply_pairs(acc, a, w); }
-inline Vec multiply_add(Vec acc, Float32, uint32_t a, UintVec w) { return acc + as_float(a) * as<Vec>(w); }
 
 // Prefetches of a tile: for each unit of depth the lines at `at` and, if not 0, `apart` from it, `step` bytes
 // further each time.
@@ -65,50 +97,33 @@ struct Plain : PlainPanels<E> {
   };
 
   // `out` [ROWS][PANELS * 16], float32: sums over the depth. `panel`: bytes from one panel to the next.
-  // Unrolled explicitly: compilers would otherwise keep sums in memory.
   template <int ROWS, int PANELS>
   __attribute__((noinline)) static void tile(Rows rows, const char* w, size_t panel, int depth, Groups, float* out,
                                              Fetch fetch) {
-    const E* a = rows.at;
-    const size_t stride = rows.stride;
+    const char* a = reinterpret_cast<const char*>(rows.at);
+    const size_t stride = rows.stride * sizeof(E);
     const int units = depth / DEPTH;
     Vec acc[ROWS][PANELS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
       for (int p = 0; p < PANELS; ++p) acc[r][p] = Vec{};
-    for (int k = 0; k < units; ++k, w += PANEL_UNIT, a += DEPTH) {
+    for (int k = 0; k < units; ++k, w += PANEL_UNIT, a += 4) {
       fetch.some();
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) {
-        uint32_t x;
-        std::memcpy(&x, a + r * stride, sizeof x);
-        for (int p = 0; p < PANELS; ++p) {
-          UintVec unit;
-          std::memcpy(&unit, w + p * panel, sizeof unit);
-          acc[r][p] = multiply_add(acc[r][p], E{}, x, unit);
-        }
-      }
+      multiply_unit<Factors<E>>(acc, a, stride, w, panel);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
-      for (int p = 0; p < PANELS; ++p) store_vec(reinterpret_cast<Float32*>(out + (r * PANELS + p) * LANES), acc[r][p], LANES);
+#pragma GCC unroll 4
+      for (int p = 0; p < PANELS; ++p) put_vector(out + (r * PANELS + p) * LANES, acc[r][p]);
   }
 };
 
-template <class Form, int PANELS, class... Given>
+template <class Form, int PANELS, int ROWS = PANELS == 1 ? MOST_ROWS : WIDE_ROWS, class... Given>
 void tile_of(int rows, const Given&... given) {
-  switch (rows) {
-#ifdef QUIRE_AVX512
-    case 8: return Form::template tile<8, PANELS>(given...);
-    case 7: return Form::template tile<7, PANELS>(given...);
-    case 6: return Form::template tile<6, PANELS>(given...);
-    case 5: return Form::template tile<5, PANELS>(given...);
-    case 4: return Form::template tile<4, PANELS>(given...);
-    case 3: return Form::template tile<3, PANELS>(given...);
-#endif
-    case 2: return Form::template tile<2, PANELS>(given...);
-    default: return Form::template tile<1, PANELS>(given...);
-  }
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return tile_of<Form, PANELS, ROWS - 1>(rows, given...);
+  Form::template tile<ROWS, PANELS>(given...);
 }
 
 // Packed weights [depth, columns] of one linear map. `bias`: of type E, or null.
@@ -166,8 +181,9 @@ struct ProductShare {
 
   // Calls `use(part)` for each part, those with the same panels consecutively.
   template <class Use> void each(Use use) const {
+    const int most = height <= WIDE_ROWS ? WIDE : 1;
     for (int panel = first, count; panel < last; panel += count) {
-      count = last - panel >= WIDE ? WIDE : 1;
+      count = last - panel >= most ? most : 1;
       int number = 0;
       for (int64_t row = begin; row < end; row += height)
         use(Part{row, int(std::min<int64_t>(height, end - row)), panel, count, number++});

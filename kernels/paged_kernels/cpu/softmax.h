@@ -32,8 +32,8 @@ struct Softmax {
     const float factor = raise(highest(scores + from, to - from) * unit);
     Vec sums = {};
     for (int k = from; k < to; k += LANES) {
-      const Vec weight = exp2_vec(vec_at(scores + k) * unit - top);
-      put_vec(scores + k, weight);
+      const Vec weight = exp2_vec(vector_at<Vec>(scores + k) * unit - top);
+      put_vector(scores + k, weight);
       sums += weight;
     }
     total = total * factor + sums;
@@ -43,16 +43,16 @@ struct Softmax {
  private:
   static void cap(float* scores, int count, const Rule& rule) {
     for (int k = 0; k < count; k += LANES) {
-      const Vec v = rule.softcap * tanh_vec(vec_at(scores + k) * rule.scale / rule.softcap);
-      put_vec(scores + k, v);
+      const Vec v = rule.softcap * tanh_vec(vector_at<Vec>(scores + k) * rule.scale / rule.softcap);
+      put_vector(scores + k, v);
     }
   }
 
   static float highest(const float* scores, int count) {
-    Vec found = vec_at(scores);
+    Vec found = vector_at<Vec>(scores);
     for (int k = LANES; k < count; k += LANES) {
-      const Vec v = vec_at(scores + k);
-      found = v > found ? v : found;
+      const Vec v = vector_at<Vec>(scores + k);
+      found = larger(v, found);
     }
     return most(found);
   }

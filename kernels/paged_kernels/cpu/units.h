@@ -12,21 +12,13 @@
 
 namespace quire {
 
-#if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
-constexpr bool HAS_PAIRS = true;
-#else
-constexpr bool HAS_PAIRS = false;
-#endif
-
 // Adjacent elements of one key.
 template <class T> constexpr int together() { return std::is_same_v<T, BFloat16> ? 2 : 1; }
 
 // 16 consecutive elements of keys, or 16 adjacent pairs, of which `count` exist.
 template <class T> inline UintVec load_keys(const T* at, int count) {
   if constexpr (sizeof(T) * together<T>() == 4) {
-    UintVec keys = {};
-    std::memcpy(&keys, at, size_t(count) * 4);
-    return keys;
+    return vector_at<UintVec>(at, size_t(count) * 4);
   } else {
     return as<UintVec>(load_vec(at, count));
   }
@@ -45,7 +37,7 @@ struct Units {
   static uint32_t of_query(const Q* at) { return as_bits(load(*at)); }
   static UintVec part(UintVec stored, int number) {
     if constexpr (together<T>() == 1) return stored;
-    else return number == 0 ? stored << 16 : stored & 0xffff0000u;
+    else return one_of(stored, number);
   }
   static void load_values(const T* row, const T*, int count, UintVec* out) { out[0] = as<UintVec>(load_vec(row, count)); }
   static void keep_weights(float*, int, int) {}

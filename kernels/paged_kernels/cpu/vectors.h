@@ -1,26 +1,9 @@
 // Vectors of sixteen float32 lanes, and the element types stored in fewer bits.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-#define QUIRE_AVX512  // compilers would split conversions of whole vectors into halves
-#endif
-#if defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
-#endif
+#include "lanes.h"
 
 namespace quire {
-
-constexpr int LANES = 16;
-typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
-typedef float LooseVec __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));  // unaligned
-typedef int32_t IntVec __attribute__((vector_size(LANES * sizeof(int32_t))));
-typedef uint32_t UintVec __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef uint16_t HalfVec __attribute__((vector_size(LANES * sizeof(uint16_t))));
 
 struct Float32 { float bits; };
 struct BFloat16 { uint16_t bits; };
@@ -28,13 +11,6 @@ struct Float16 { uint16_t bits; };
 
 inline float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
 inline uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
-template <class To, class From>
-inline To as(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
 
 inline float load(Float32 x) { return x.bits; }
 inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
@@ -73,59 +49,49 @@ inline void ask_for(const char* line) {
 #endif
 }
 
-inline Vec vec_at(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
-inline void put_vec(float* p, Vec x) { *reinterpret_cast<LooseVec*>(p) = x; }
-
-inline Vec splat(float x) { return Vec{} + x; }
-
 template <class T> inline Vec load_vec(const T* p, int count) {
-  Vec v = {};
-  if (count == LANES) { for (int i = 0; i < LANES; ++i) v[i] = load(p[i]); }
-  else { for (int i = 0; i < count; ++i) v[i] = load(p[i]); }
-  return v;
+  float lanes[LANES] = {};
+  for (int i = 0; i < count; ++i) lanes[i] = load(p[i]);
+  return vector_at<Vec>(lanes);
 }
-template <> inline Vec load_vec<Float32>(const Float32* p, int count) {
-  Vec v = {};
-  std::memcpy(&v, p, size_t(count) * sizeof(float));
-  return v;
-}
+template <> inline Vec load_vec<Float32>(const Float32* p, int count) { return vector_at<Vec>(p, size_t(count) * sizeof(float)); }
 // Widens 16 integers from 16 to 32 bits, and back.
 inline UintVec widened(HalfVec h) {
 #ifdef QUIRE_AVX512
   return (UintVec)_mm512_cvtepu16_epi32((__m256i)h);
 #else
-  return __builtin_convertvector(h, UintVec);
+  return converted<UintVec>(h);
 #endif
 }
 inline HalfVec halved(UintVec x) {
 #ifdef QUIRE_AVX512
   return (HalfVec)_mm512_cvtepi32_epi16((__m512i)x);
 #else
-  return __builtin_convertvector(x, HalfVec);
+  return converted<HalfVec>(x);
 #endif
 }
 
+// The first or second bfloat16 of each pair, as float32 bits.
+inline UintVec one_of(UintVec pairs, int number) { return number == 0 ? pairs << 16 : pairs & 0xffff0000u; }
+
 template <> inline Vec load_vec<BFloat16>(const BFloat16* p, int count) {
-  if (count != LANES) { Vec v = {}; for (int i = 0; i < count; ++i) v[i] = load(p[i]); return v; }
-  HalfVec h;
-  std::memcpy(&h, p, sizeof h);
-  return as<Vec>(widened(h) << 16);
+  return as<Vec>(widened(vector_at<HalfVec>(p, size_t(count) * sizeof *p)) << 16);
+}
+// The value of each float16, as `load` computes it.
+inline Vec widened_float16(HalfVec h) {
+#if defined(QUIRE_AVX512)
+  return (Vec)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__AVX2__) && defined(__F16C__)
+  return {(decltype(Vec::low))_mm256_cvtph_ps((__m128i)h.low), (decltype(Vec::low))_mm256_cvtph_ps((__m128i)h.high)};
+#else
+  const UintVec bits = widened(h), size = (bits & 0x7fffu) << 13;
+  const Vec value = as<Vec>(size) * as_float(0x77800000u);
+  const UintVec is_number = as<UintVec>((bits & 0x7c00u) != splat_as<UintVec>(0x7c00u));
+  return as<Vec>((as<UintVec>(value) & is_number) | ((size | 0x7f800000u) & ~is_number) | (bits & 0x8000u) << 16);
+#endif
 }
 template <> inline Vec load_vec<Float16>(const Float16* p, int count) {
-  if (count != LANES) { Vec v = {}; for (int i = 0; i < count; ++i) v[i] = load(p[i]); return v; }
-#if defined(QUIRE_AVX512)
-  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#elif defined(__F16C__)
-  const __m256 halves[2] = {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
-                            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
-  Vec v;
-  std::memcpy(&v, halves, sizeof v);
-  return v;
-#else
-  Vec v = {};
-  for (int i = 0; i < LANES; ++i) v[i] = load(p[i]);
-  return v;
-#endif
+  return widened_float16(vector_at<HalfVec>(p, size_t(count) * sizeof *p));
 }
 template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
 
@@ -143,14 +109,12 @@ inline HalfVec narrow(Vec x) {
 }
 
 template <class T> inline void store_vec(T* p, Vec x, int count) {
-  for (int i = 0; i < count; ++i) store(p[i], x[i]);
+  float lanes[LANES];
+  put_vector(lanes, x);
+  for (int i = 0; i < count; ++i) store(p[i], lanes[i]);
 }
-template <> inline void store_vec<Float32>(Float32* p, Vec x, int count) { std::memcpy(p, &x, size_t(count) * sizeof(float)); }
-template <> inline void store_vec<BFloat16>(BFloat16* p, Vec x, int count) {
-  HalfVec h = narrow(x);
-  if (count == LANES) std::memcpy(p, &h, sizeof h);
-  else std::memcpy(p, &h, size_t(count) * sizeof(uint16_t));
-}
+template <> inline void store_vec<Float32>(Float32* p, Vec x, int count) { put_vector(p, x, size_t(count) * sizeof *p); }
+template <> inline void store_vec<BFloat16>(BFloat16* p, Vec x, int count) { put_vector(p, narrow(x), size_t(count) * sizeof *p); }
 
 // A value after storing it as T.
 template <class T> inline Vec rounded(Vec x) {
@@ -161,27 +125,14 @@ template <class T> inline Vec rounded(Vec x) {
 template <> inline Vec rounded<Float32>(Vec x) { return x; }
 template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(x)) << 16); }
 
-// Combines lanes by halves, then quarters, ...: always in the same order.
-template <class V, class Take> inline auto folded(V x, Take take) {
-  typedef decltype(x[0] + x[0]) Element;
-  typedef Element HalfOf __attribute__((vector_size(8 * sizeof(Element))));
-  typedef Element QuarterOf __attribute__((vector_size(4 * sizeof(Element))));
-  HalfOf halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  const HalfOf half = take(halves[0], halves[1]);
-  QuarterOf quarters[2];
-  std::memcpy(quarters, &half, sizeof half);
-  const QuarterOf quarter = take(quarters[0], quarters[1]);
-  return take(take(Element(quarter[0]), Element(quarter[2])), take(Element(quarter[1]), Element(quarter[3])));
-}
 inline float sum(Vec x) { return folded(x, [](auto a, auto b) { return a + b; }); }
-inline float most(Vec x) { return folded(x, [](auto a, auto b) { return a > b ? a : b; }); }
+inline float most(Vec x) { return folded(x, [](auto a, auto b) { return larger(a, b); }); }
 
 // e^x for x <= 0, about 1 ulp; 0 below -87. NaN stays NaN.
 inline Vec exp_vec(Vec x) {
   const Vec low = splat(-87.0f), magic = splat(12582912.0f);
   IntVec underflow = x < low;
-  Vec y = underflow ? low : x;
+  Vec y = select(underflow, low, x);
   Vec n = (y * 1.44269504088896341f + magic) - magic;
   Vec r = y - n * 0.693359375f + n * 2.12194440e-4f;
   Vec p = splat(1.9875691500e-4f);
@@ -191,8 +142,8 @@ inline Vec exp_vec(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  Vec factor = as<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
-  return underflow ? Vec{} : p * factor;
+  Vec factor = as<Vec>((converted<IntVec>(n) + 127) << 23);
+  return select(underflow, Vec{}, p * factor);
 }
 
 // 2^x for x up to about 100, about 1 ulp; 0 for very negative x. NaN stays NaN.
@@ -203,7 +154,7 @@ inline Vec exp2_vec(Vec x) {
 #else
   const Vec low = splat(-126.0f), magic = splat(12582912.0f);
   const IntVec underflow = x < low;
-  const Vec y = underflow ? low : x;
+  const Vec y = select(underflow, low, x);
   const Vec n = (y + magic) - magic;
 #endif
   const Vec r = y - n;
@@ -216,8 +167,8 @@ inline Vec exp2_vec(Vec x) {
 #ifdef QUIRE_AVX512
   return (Vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  const Vec factor = as<Vec>((__builtin_convertvector(n, IntVec) + 127) << 23);
-  return underflow ? Vec{} : p * factor;
+  const Vec factor = as<Vec>((converted<IntVec>(n) + 127) << 23);
+  return select(underflow, Vec{}, p * factor);
 #endif
 }
 
@@ -226,13 +177,13 @@ inline Vec magnitude(Vec x) { return as<Vec>(as<UintVec>(x) & 0x7fffffffu); }
 // 1 / (1 + e^-x); takes the exponential of -|x| only.
 inline Vec sigmoid(Vec x) {
   Vec e = exp_vec(-magnitude(x)), one = splat(1.0f);
-  return (x < Vec{} ? e : one) / (one + e);
+  return select(x < Vec{}, e, one) / (one + e);
 }
 
 inline Vec tanh_vec(Vec x) {
   Vec e = exp_vec(magnitude(x) * -2.0f), one = splat(1.0f);
   Vec t = (one - e) / (one + e);
-  return x < Vec{} ? -t : t;
+  return select(x < Vec{}, -t, t);
 }
 
 }  // namespace quire
