@@ -1,8 +1,9 @@
-"""Repeated decode steps of greedy rows by one call of the model's decode program, from last tokens to next ones.
+"""Repeated decode steps by one call of the model's decode program, from last tokens to next ones.
 
-A step that mentions no row repeats the last one. Where all its rows only need their highest logits, the
-program's own arrays hold the inputs, and the row table takes the tokens. All other steps, and those of models
-without such a program, are the step runner's.
+A step that mentions no row repeats the last one. Where all its rows are greedy or sampled without further
+rules, the program's own arrays hold the inputs, and the row table takes the tokens. The program chooses those
+of greedy rows; the others are drawn from its logits. All other steps, and those of models without such a
+program, are the step runner's.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from worker_svc.engine import Finished
 from worker_svc.model.row_model import RowModel
 from worker_svc.rows.changes import IntArray, is_repetition
 from worker_svc.rows.table import RowTable
-from worker_svc.sampling.row_sampler import RowSampler
+from worker_svc.sampling.repeated_draws import FloatArray, RepeatedDraws
+from worker_svc.sampling.sampler import TokenDraws
 from worker_svc.sampling.step_results import StepResults, Tops, Yield
 
 _NOT_FINITE = worker_pb2.ROW_FLAG_NOT_FINITE
@@ -24,20 +26,33 @@ _NOT_FINITE = worker_pb2.ROW_FLAG_NOT_FINITE
 
 @dataclass(slots=True)
 class _Repetition:
-    """Rows that repeat, ready for `num_left` steps. `columns`: of their results, the same in each step."""
+    """Rows that repeat, ready for `num_left` steps.
+
+    `draws`: for rows that are not greedy; None if there are none. `columns`: of the results, the same in each
+    step.
+    """
 
     rows: IntArray
     inputs: DecodeRows
     run: DecodeRun
     num_left: int
+    draws: RepeatedDraws | None
     columns: dict[str, bytes]
+
+    def drawn(self) -> FloatArray | None:
+        """Replace the tokens that must be drawn; the logprobs of all, None if no row requested any."""
+        if self.draws is None:
+            return None
+        inputs, run = self.inputs, self.run
+        logprobs = self.draws.draw(run.logits, run.finite, inputs.positions, inputs.token_ids)
+        return logprobs if self.draws.gives_logprobs else None
 
 
 class PlainDecode:
     """Call `launch` for each step, before any other code sees it. Owns the inputs of the rows that repeat."""
 
-    def __init__(self, model: RowModel, table: RowTable, sampler: RowSampler) -> None:
-        self._model, self._table, self._sampler = model, table, sampler
+    def __init__(self, model: RowModel, table: RowTable, draws: TokenDraws) -> None:
+        self._model, self._table, self._draws = model, table, draws
         self._repetition: _Repetition | None = None
 
     def clear(self) -> None:
@@ -55,17 +70,24 @@ class PlainDecode:
         prepared_ns = clock.monotonic_ns()
         is_finite = repetition.run.step()
         computed_ns = clock.monotonic_ns()
-        result = self._advanced(repetition) if is_finite else self._failed(repetition, outputs)
+        try:
+            logprobs = repetition.drawn()
+        except BaseException:
+            self._repetition = None
+            self._table.void(self._table.apply(outputs))
+            raise
+        result = self._advanced(repetition, logprobs) if is_finite else self._failed(repetition, logprobs, outputs)
         timings = result.timings
         timings.prepare_ns, timings.model_ns = prepared_ns - begin_ns, computed_ns - prepared_ns
         timings.sample_ns = clock.monotonic_ns() - computed_ns
         return Finished(result)
 
     def _begun(self) -> _Repetition | None:
-        """The rows that repeat; None if one of them needs more than its highest logit, or the model has no program."""
-        table = self._table
+        """The rows that repeat; None if one of them has rules, top logprobs or an adapter, or the model no program."""
+        table, options = self._table, self._table.options
         rows = np.flatnonzero(table.repeats).astype(np.int32)
-        if not len(rows) or table.options.adapter_ids[rows].any() or not self._sampler.is_greedy_only(rows):
+        special = options.rules[rows] | options.num_tops[rows] | options.adapter_ids[rows]
+        if not len(rows) or special.any():
             return None
         positions = table.num_computed[rows]
         inputs = DecodeRows(table.token_ids[rows, positions], positions, rows, table.block_tables)
@@ -78,18 +100,24 @@ class PlainDecode:
             "num_tokens": wire_arrays.pack(np.ones_like(rows)),
             "flags": bytes(len(rows)),
         }
-        return _Repetition(rows, inputs, run, table.num_repetitions(rows), columns)
+        draws = RepeatedDraws.of(table, rows, self._draws)
+        return _Repetition(rows, inputs, run, table.num_repetitions(rows), draws, columns)
 
-    def _advanced(self, repetition: _Repetition) -> worker_pb2.WorkerOutputs:
+    def _advanced(self, repetition: _Repetition, logprobs: FloatArray | None) -> worker_pb2.WorkerOutputs:
         """Commit a token of every row."""
         rows, token_ids = repetition.rows, repetition.inputs.token_ids
         self._table.repeat(rows, token_ids)
         repetition.num_left -= 1
         return worker_pb2.WorkerOutputs(
-            num_computed_tokens=len(rows), token_ids=wire_arrays.pack(token_ids), **repetition.columns
+            num_computed_tokens=len(rows),
+            token_ids=wire_arrays.pack(token_ids),
+            logprobs=b"" if logprobs is None else wire_arrays.pack(logprobs, wire_arrays.F32),
+            **repetition.columns,
         )
 
-    def _failed(self, repetition: _Repetition, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
+    def _failed(
+        self, repetition: _Repetition, logprobs: FloatArray | None, outputs: worker_pb2.SchedulerOutputs
+    ) -> worker_pb2.WorkerOutputs:
         """Commit the tokens of the rows with finite logits; the others fail."""
         rows, finite = repetition.rows, repetition.run.finite
         token_ids, results = repetition.inputs.token_ids, StepResults()
@@ -102,8 +130,8 @@ class PlainDecode:
                 counts=finite.astype(np.int32),
                 flags=np.where(finite, 0, _NOT_FINITE).astype(np.uint8),
                 token_ids=token_ids[finite],
-                logprobs=np.zeros(int(finite.sum()), np.float32),
+                logprobs=(np.zeros(len(rows), np.float32) if logprobs is None else logprobs)[finite],
                 tops=Tops.none(int(finite.sum())),
             )
         )
-        return results.outputs(len(rows), worker_pb2.StepTimings(), logprobs=False)
+        return results.outputs(len(rows), worker_pb2.StepTimings(), logprobs=logprobs is not None)

@@ -70,7 +70,7 @@ class StepRunner:
         self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
-        self._plain = PlainDecode(model, rows, self._sampler) if isinstance(queue, HostQueue) else None
+        self._plain = PlainDecode(model, rows, draws) if isinstance(queue, HostQueue) else None
         rows.guard(_task_guard(model.hidden_size))
 
     def reset(self) -> None:

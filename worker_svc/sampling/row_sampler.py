@@ -239,7 +239,7 @@ class RowSampler:
 
     def launch(self, plan: DrawPlan, logits: torch.Tensor, masks: StepMasks | None = None) -> Drawing:
         """Draw from float32 `logits` [P, vocab] without waiting for the tokens. `masks`: None = computed now."""
-        if plan.is_plain and self.is_greedy_only(plan.rows):
+        if plan.is_plain and self._is_greedy_only(plan.rows):
             return self._greedy_only(plan, logits)
         masks = masks or self._begin_masks(plan)
         mask_work = masks.wait()
@@ -264,8 +264,7 @@ class RowSampler:
             results |= self._top_logprobs("candidates", shaped, first, int(asked.num_candidates.max()))
         return Drawing(plan, asked, tokens, self._queue.fetch(results), mask_work)
 
-    def is_greedy_only(self, rows: IntArray) -> bool:
-        """True if the tokens of `rows` are the highest logits and nothing more is requested."""
+    def _is_greedy_only(self, rows: IntArray) -> bool:
         table = self._table
         more = table.temperatures[rows] >= GREEDY_BELOW
         more |= table.logprobs[rows]

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="decode programs ar
 ROOM, MOST_ROWS, NUM_REQUESTS = 24, 6, 12
 OTHERS = (
     {"logprobs": 1},
-    {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.9, "seed": 3, "top_p": 0.9, "logprobs": 0},
+    {"temperature": 1.0, "seed": 4, "sequence_index": 2, "logprobs": 1},
+    {"temperature": 1.2, "seed": 5, "top_k": 20, "rare": {"sampling": common_pb2.ResolvedSampling(min_p=0.05)}},
     {"rare": {"sampling": common_pb2.ResolvedSampling(repetition_penalty=1.4)}},
     {"rare": {"sampling": common_pb2.ResolvedSampling(num_top_logprobs=2)}, "logprobs": 1},
 )
@@ -88,7 +90,7 @@ class Life:
         self.num_made += 1
 
 
-def lived(engine, seed, share_of_others=0.1) -> Life:
+def lived(engine, seed, share_of_others=0.4) -> Life:
     engine.cache.device_pool.zero_()
     life = Life(Driver(engine), random.Random(seed), share_of_others)
     life.run()
