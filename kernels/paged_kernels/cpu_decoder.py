@@ -2,15 +2,17 @@
 
 import ctypes
 from collections.abc import Callable
-from functools import singledispatchmethod
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from paged_kernels import decoder
 from paged_kernels.backend import AttentionBatch
-from paged_kernels.decoder import PackedForm, PackedWeights, Program, Rows
-from paged_kernels.weight_packing import NAMES, STORED, WeightPacking, function_of, pointer
+from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, translated
+from paged_kernels.decoder import DecodeRows, Head, PackedWeights, Program, Rows
+from paged_kernels.weight_packing import NAMES, WeightPacking, function_of, pointer
 
 _CACHES = {
     (torch.float32, torch.float32): "float32_float32",
@@ -18,40 +20,7 @@ _CACHES = {
     (torch.float32, torch.bfloat16): "float32_bfloat16",
     (torch.float32, torch.float16): "float32_float16",
 }
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_NORM, _LINEAR, _GATED, _PLACE, _ATTEND = range(5)
-_INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
-
-
-class _Operator(ctypes.Structure):
-    """QuireOperator of cpu/decoder.h."""
-
-    _fields_ = [
-        *((name, _INT) for name in ("kind", "source", "target", "adds", "columns", "depth", "activation", "one_plus")),
-        *((name, _INT) for name in ("layer", "window")),
-        *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
-        ("rotary", _INT),
-        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
-        *((name, _INT) for name in ("stored", "group", "offsets", "half")),
-    ]
-
-
-class _Step(ctypes.Structure):
-    """QuireStep of cpu/decoder.h."""
-
-    _fields_ = [
-        ("buffers", _POINTER),
-        ("widths", _POINTER),
-        ("pool", _POINTER),
-        ("num_blocks", _I64),
-        ("tables", _POINTER),
-        ("table_stride", _I64),
-        ("sequences", _POINTER),
-        ("positions", _POINTER),
-        ("slots", _POINTER),
-        ("tokens", _I64),
-        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "block_size", "threads", "reserved")),
-    ]
+_INT, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
 
 class CpuDecoders(WeightPacking):
@@ -63,9 +32,13 @@ class CpuDecoders(WeightPacking):
         self._linear = {
             dtype: function_of(library, f"quire_linear_{name}", linear_types) for dtype, name in NAMES.items()
         }
-        run_types = [ctypes.POINTER(_Operator), ctypes.c_int, ctypes.POINTER(_Step)]
+        run_types = [ctypes.POINTER(CpuOperator), ctypes.c_int, ctypes.POINTER(CpuStep)]
         self._run = {
             dtypes: function_of(library, f"quire_decode_{name}", run_types) for dtypes, name in _CACHES.items()
+        }
+        self._next = {
+            dtypes: function_of(library, f"quire_decode_next_{name}", run_types, _INT)
+            for dtypes, name in _CACHES.items()
         }
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
@@ -81,7 +54,7 @@ class CpuDecoders(WeightPacking):
             out.data_ptr(),
             rows.numel() // weights.depth,
             wide,
-            *_form_fields(weights.form).values(),
+            *form_fields(weights.form).values(),
             torch.get_num_threads(),
         )
         return out
@@ -94,14 +67,17 @@ class CpuDecoders(WeightPacking):
         """See DecoderKernels."""
         return CpuProgram(program, self._run[program.dtype, cache_dtype])
 
+    def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> "CpuDecodeProgram":
+        """See DecoderKernels."""
+        return CpuDecodeProgram(program, self._next[program.dtype, cache_dtype])
+
 
 class CpuProgram:
     """A program in the library's form. Keeps buffers for the rows of the largest step so far."""
 
     def __init__(self, program: Program, run: Callable[..., None]) -> None:
         self._program, self._run = program, run
-        self._operators = (_Operator * len(program.operators))(*map(_Translator().operator, program.operators))
-        self._widths = np.array([program.widths[rows] for rows in Rows], np.int64)
+        self._operators, self._widths = translated(program.operators), _widths(program)
         self._rows: dict[Rows, torch.Tensor] = {}
         self._places = np.zeros(len(Rows), np.uint64)
         self._num_rows = 0
@@ -111,7 +87,7 @@ class CpuProgram:
         self._make_room(len(stream))
         self._places[Rows.STREAM] = stream.data_ptr()
         shape = self._program.shape
-        step = _Step(
+        step = CpuStep(
             self._places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
@@ -121,6 +97,9 @@ class CpuProgram:
             batch.sequences.data_ptr(),
             batch.positions.data_ptr(),
             batch.slots.data_ptr(),
+            None,
+            None,
+            None,
             len(stream),
             self._program.num_heads,
             shape.num_kv_heads,
@@ -138,66 +117,58 @@ class CpuProgram:
             self._num_rows = num_rows
 
 
-class _Translator:
-    """Converts operators to the library's form; their tensors must outlive it."""
-
-    @singledispatchmethod
-    def operator(self, given: object) -> _Operator:
-        """Raise TypeError for an operator that the library does not have."""
-        raise TypeError(f"unknown operator: {given!r}")
-
-    @operator.register
-    def _(self, given: decoder.Norm) -> _Operator:
-        return _Operator(
-            kind=_NORM, source=given.source, target=given.target, adds=given.adds, one_plus=given.one_plus, eps=given.eps,
-            weights=given.weight.data_ptr(),
-        )  # fmt: skip
-
-    @operator.register
-    def _(self, given: decoder.Linear) -> _Operator:
-        weights = given.weights
-        return _Operator(
-            kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, columns=weights.columns,
-            depth=weights.depth, weights=weights.data.data_ptr(), bias=pointer(weights.bias),
-            **_form_fields(weights.form),
-        )  # fmt: skip
-
-    @operator.register
-    def _(self, given: decoder.Gated) -> _Operator:
-        gate, up = given.gate, given.up
-        if gate.form != up.form:
-            raise ValueError(f"gate is packed as {gate.form}, up as {up.form}; both must have the same form")
-        return _Operator(
-            kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
-            activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=pointer(gate.bias),
-            second=up.data.data_ptr(), second_bias=pointer(up.bias), **_form_fields(gate.form),
-        )  # fmt: skip
-
-    @operator.register
-    def _(self, given: decoder.RotateAndStore) -> _Operator:
-        norm = given.norm
-        made = _Operator(
-            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=pointer(given.cosines),
-            second_bias=pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
-        )  # fmt: skip
-        if norm is not None:
-            made.weights, made.bias = norm.queries.data_ptr(), norm.keys.data_ptr()
-            made.eps, made.one_plus = norm.eps, norm.one_plus
-        return made
-
-    @operator.register
-    def _(self, given: decoder.Attend) -> _Operator:
-        rule = given.rule
-        return _Operator(
-            kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
-            scale=rule.scale, softcap=rule.softcap or 0.0,
-        )  # fmt: skip
+def _widths(program: Program) -> NDArray[np.int64]:
+    return np.array([program.widths[rows] for rows in Rows], np.int64)
 
 
-def _form_fields(form: PackedForm) -> dict[str, int]:
-    return {
-        "stored": STORED[form.stored],
-        "group": form.group,
-        "offsets": int(form.has_offsets),
-        "half": int(form.half),
-    }
+class CpuDecodeProgram:
+    """See DecodeProgram."""
+
+    def __init__(self, program: Program, run: Callable[..., int]) -> None:
+        self._program, self._run = program, run
+        self._operators, self._widths = translated(program.operators), _widths(program)
+        self._vocab_size = next(op.weights.columns for op in program.operators if isinstance(op, Head))
+
+    def begin(self, rows: DecodeRows, pool: torch.Tensor) -> "CpuDecodeRun":
+        """See DecodeProgram."""
+        num_rows, program = len(rows.token_ids), self._program
+        buffers = [torch.empty(num_rows, program.widths[name], dtype=program.dtype) for name in Rows]
+        places = np.array([buffer.data_ptr() for buffer in buffers], np.uint64)
+        slots, finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
+        logits = torch.empty(num_rows, self._vocab_size)
+        step = CpuStep(
+            places.ctypes.data,
+            self._widths.ctypes.data,
+            pool.data_ptr(),
+            pool.shape[2],
+            rows.block_tables.ctypes.data,
+            rows.block_tables.shape[1],
+            rows.sequences.ctypes.data,
+            rows.positions.ctypes.data,
+            slots.ctypes.data,
+            rows.token_ids.ctypes.data,
+            logits.data_ptr(),
+            finite.ctypes.data,
+            num_rows,
+            program.num_heads,
+            program.shape.num_kv_heads,
+            program.shape.head_dim,
+            program.shape.block_size,
+            torch.get_num_threads(),
+        )
+        call = partial(self._run, self._operators, len(self._operators), ctypes.byref(step))
+        return CpuDecodeRun(logits, finite, call, (rows, pool, buffers, places, slots, self))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDecodeRun:
+    """See DecodeRun. `memory`: what `call` uses."""
+
+    logits: torch.Tensor
+    finite: NDArray[np.bool_]
+    call: Callable[[], int]
+    memory: tuple[object, ...]
+
+    def step(self) -> bool:
+        """See DecodeRun."""
+        return self.call() == 0

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.quantized import QuantizedWeight
@@ -128,7 +130,29 @@ class Attend:
     rule: AttentionRule
 
 
-Operator = Norm | Linear | Gated | RotateAndStore | Attend
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """STREAM = rows of `table` [vocab, width], by token id, times `scale`, rounded once. First in a decode program."""
+
+    table: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Logits of STREAM: float32, with the values of the rows' dtype."""
+
+    weights: PackedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """The next token ids: the first of each row's highest logits [vocab_size]. Last in a decode program."""
+
+    vocab_size: int
+
+
+Operator = Norm | Linear | Gated | RotateAndStore | Attend | Embed | Head | Choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +171,49 @@ class PreparedProgram(Protocol):
 
     def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
         """Run the operators on `stream` [T, width], contiguous, in place. `pool`: [layers, 2, blocks, block elements]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """n rows that decode, as contiguous arrays on the host which each step changes.
+
+    `token_ids`, `positions`: int32 [n], the token that the next step computes, and its position. `sequences`:
+    int32 [n], the row of `block_tables` int32 [S, most blocks]; both stay as they are.
+    """
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+
+
+class DecodeRun(Protocol):
+    """Steps of the same rows. `logits` float32 [n, vocab], `finite` bool [n]: of the last step."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """See the class."""
+        ...
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """See the class. The chosen token of a row that is not finite is some token."""
+        ...
+
+    def step(self) -> bool:
+        """Compute one token of each row, replace it by the one chosen, and move positions on by one.
+
+        All positions must be within their rows' blocks. True if all rows are finite.
+        """
+        ...
+
+
+class DecodeProgram(Protocol):
+    """A program from token ids to the next token ids."""
+
+    def begin(self, rows: DecodeRows, pool: torch.Tensor) -> DecodeRun:
+        """Prepare steps of `rows` over the cache `pool`."""
         ...
 
 
@@ -183,4 +250,8 @@ class DecoderKernels(Protocol):
 
     def prepare(self, program: Program, cache_dtype: torch.dtype) -> PreparedProgram:
         """Convert the program to a runnable form."""
+        ...
+
+    def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> DecodeProgram:
+        """Convert a program that begins with `Embed` and ends with `Head` and `Choose`."""
         ...

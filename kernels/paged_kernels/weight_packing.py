@@ -68,10 +68,10 @@ class WeightPacking:
         return data
 
 
-def function_of(library: ctypes.CDLL, name: str, types: list[Any]) -> Callable[..., None]:
-    """A function of the library that returns nothing, with these argument types."""
+def function_of(library: ctypes.CDLL, name: str, types: list[Any], returns: Any = None) -> Callable[..., Any]:
+    """A function of the library with these argument types; returns nothing by default."""
     function = library[name]
-    function.argtypes, function.restype = types, None
+    function.argtypes, function.restype = types, returns
     return function
 
 

@@ -3,13 +3,28 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from paged_kernels.backend import AttentionRule, CacheShape
-from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, Operator, Program, RotateAndStore, Rows
-from tests.kernels.programs import Bench, Cache, moves, random
+from paged_kernels.decoder import (
+    Attend,
+    Choose,
+    DecodeRows,
+    Embed,
+    Gated,
+    Head,
+    HeadNorm,
+    Linear,
+    Norm,
+    Operator,
+    Program,
+    RotateAndStore,
+    Rows,
+)
+from tests.kernels.programs import Bench, Cache, moves, packed, random
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Of a value that was rounded a few times on its way.
@@ -198,14 +213,14 @@ def test_attend(compiled, dtypes, heads, kv_heads, dim, block_size):
 # --- whole layers ----------------------------------------------------------------------------------------------------
 
 
-def layers_of(compiled, shape, heads, dtype, rule, *, width=48, num_layers=2):
+def layers_of(compiled, shape, heads, dtype, rule, *, width=48, num_layers=2, bits=0):
     """Operators of a small decoder with random weights, and the widths of its rows."""
     kernels, (_, dim, kv_heads) = compiled.decoder, (0, shape.head_dim, shape.num_kv_heads)
     widths = {STREAM: width, NORMED: width, HEADS: (heads + 2 * kv_heads) * dim, ATTENDED: heads * dim, GATED: 72}
     seeds = itertools.count(100)
 
-    def packed(columns, depth):
-        return kernels.pack(random(columns, depth, dtype=dtype, seed=next(seeds)) / depth**0.5, None)
+    def weights(columns, depth):
+        return packed(kernels, random(columns, depth, dtype=dtype, seed=next(seeds)) / depth**0.5, None, bits)
 
     def norm(source, target, *, adds=False):
         return Norm(source, target, 1 + random(width, dtype=dtype, seed=next(seeds)) / 8, EPS, adds=adds)
@@ -215,13 +230,13 @@ def layers_of(compiled, shape, heads, dtype, rule, *, width=48, num_layers=2):
     for layer in range(num_layers):
         operators += [
             norm(STREAM, NORMED),
-            Linear(NORMED, HEADS, packed(widths[HEADS], width)),
+            Linear(NORMED, HEADS, weights(widths[HEADS], width)),
             RotateAndStore(layer, angle.cos().to(dtype), angle.sin().to(dtype)),
             Attend(layer, rule),
-            Linear(ATTENDED, STREAM, packed(width, heads * dim), adds=True),
+            Linear(ATTENDED, STREAM, weights(width, heads * dim), adds=True),
             norm(STREAM, NORMED),
-            Gated(NORMED, GATED, packed(72, width), packed(72, width), "silu"),
-            Linear(GATED, NORMED, packed(width, 72)),
+            Gated(NORMED, GATED, weights(72, width), weights(72, width), "silu"),
+            Linear(GATED, NORMED, weights(width, 72)),
             norm(NORMED, STREAM, adds=True),
         ]
     return [*operators, norm(STREAM, STREAM)], widths
@@ -352,6 +367,39 @@ def test_room_grows_and_stays(compiled, threads):
     untouched = Cache(shape, 1, 200)
     prepared.run(stream[:3].clone(), replace(untouched.batch([], padding=3)), untouched.pool)
     assert untouched.pool.isnan().all()
+
+
+@pytest.mark.parametrize("dtypes", [(d, d) for d in DTYPES] + [(torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_decode_program(compiled, dtypes, bits, threads):
+    """From ids to ids, step by step: bitwise the lookup, the program, the product and the choice; a row of NaN is told."""
+    (dtype, cache_dtype), shape, kernels = dtypes, CacheShape(4, 1, 16), compiled.decoder
+    operators, widths = layers_of(compiled, shape, 4, dtype, AttentionRule(0.25), bits=bits)
+    table, vocab = random(70, widths[STREAM], dtype=dtype, seed=8), 70
+    head = packed(kernels, random(vocab, widths[STREAM], dtype=dtype, seed=9), None, bits)
+    whole = Program([Embed(table, 0.5), *operators, Head(head), Choose(vocab)], widths, 4, shape, dtype)
+    alone = kernels.prepare(Program(operators, widths, 4, shape, dtype), cache_dtype)
+    cache, other = (Cache(shape, 5, 20, cache_dtype) for _ in range(2))
+    ids, lengths = np.array([3, 60, 7], np.int32), [0, 5, 2]
+    for places in (cache, other):
+        filled(compiled, places, [0, 5, 0, 0, 2], layer=0)
+        filled(compiled, places, [0, 5, 0, 0, 2], layer=1)
+    rows = DecodeRows(ids, np.array(lengths, np.int32), np.array([2, 1, 4], np.int32), cache.tables.numpy())
+    with threads(2):
+        run = kernels.prepare_decode(whole, cache_dtype).begin(rows, cache.pool)
+        for step in range(9):
+            stream = table[torch.from_numpy(ids).long()] * 0.5
+            batch = other.batch([(row, n + step, n + step + 1) for row, n in zip((2, 1, 4), lengths, strict=True)])
+            alone.run(stream, batch, other.pool)
+            logits = kernels.linear(stream, head, wide=True)
+            assert run.step()
+            assert torch.equal(run.logits, logits)
+            assert ids.tolist() == logits.argmax(-1).tolist()
+            assert rows.positions.tolist() == [n + step + 1 for n in lengths]
+        torch.testing.assert_close(cache.pool, other.pool, rtol=0, atol=0, equal_nan=True)
+        table[int(ids[1])] = float("nan")
+        assert not run.step()
+    assert run.finite.tolist() == [True, False, True]
 
 
 def test_what_runs(compiled):

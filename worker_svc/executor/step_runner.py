@@ -16,9 +16,10 @@ from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
 from worker_svc.device.last_tokens import LastTokens
-from worker_svc.device.queue import DeviceQueue
+from worker_svc.device.queue import DeviceQueue, HostQueue
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
+from worker_svc.executor.plain_decode import PlainDecode
 from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
@@ -69,6 +70,7 @@ class StepRunner:
         self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
+        self._plain = PlainDecode(model, rows, draws) if isinstance(queue, HostQueue) else None
         rows.guard(_task_guard(model.hidden_size))
 
     def reset(self) -> None:
@@ -79,10 +81,16 @@ class StepRunner:
         self._rows.reset()
         self._sampler.clear()
         self._pools.clear()
+        if self._plain is not None:
+            self._plain.clear()
 
-    @torch.inference_mode()
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
         """See Engine.launch."""
+        repeated = None if self._plain is None else self._plain.launch(outputs)
+        return self._launch(outputs) if repeated is None else repeated
+
+    @torch.inference_mode()
+    def _launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
         step = PendingStep(self._land_up_to, clock.monotonic_ns())
         if self._flying and self._needs_all_known(outputs):
             self._land_all()

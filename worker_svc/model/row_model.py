@@ -12,11 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
+from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
 from worker_svc.model.fused.operators import packed_bytes, quantized_bytes
+from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.input_batch import ModelInput
 
 _PROBE_TOKENS = 4
@@ -32,6 +34,7 @@ class RowModel:
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
+        self._decode_program: DecodeProgram | None = None
         self._hidden = _LastHidden(model)
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
@@ -80,7 +83,7 @@ class RowModel:
         """Return to the decoder's modules, with packed weights."""
         if self._fused is not None:
             self._fused.remove()
-            self._fused = self._plain_head = None
+            self._fused = self._plain_head = self._decode_program = None
 
     @torch.inference_mode()
     def find_plain_head(self, step: ModelInput) -> None:
@@ -92,6 +95,30 @@ class RowModel:
         self._plain_head = self._model.get_output_embeddings()
         if self._plain_head is not None and not torch.equal(self._pass(step), expected):
             self._plain_head = None
+
+    @torch.inference_mode()
+    def find_decode_program(self, step: ModelInput) -> None:
+        """Have `decode` use a program, if that gives bit-identical logits for `step`, in which n sequences decode.
+
+        Needs a fused and bound model with a plain head.
+        """
+        if self._fused is None or not isinstance(self._plain_head, PackedLinear):
+            return
+        self._decode_program = self._fused.decode_program(self._plain_head.weights)
+        expected, batch = self._pass(step), step.attention
+        columns = (step.token_ids[0].int(), batch.positions, batch.sequences, batch.block_tables)
+        run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns)))
+        if run is not None and not (run.step() and torch.equal(run.logits, expected)):
+            self._decode_program = None
+
+    def decode(self, rows: DecodeRows) -> DecodeRun | None:
+        """Prepare decode steps of rows without adapters, over the bound cache, with the logits of `logits`.
+
+        None if this model has no program for them.
+        """
+        if self._fused is None or self._decode_program is None:
+            return None
+        return self._fused.decode(self._decode_program, rows)
 
     @contextmanager
     def computed_by_modules(self) -> Iterator[None]:

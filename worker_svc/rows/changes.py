@@ -111,6 +111,19 @@ class StepChanges:
         return StepChanges(1, True, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
 
 
+def is_repetition(outputs: worker_pb2.SchedulerOutputs) -> bool:
+    """True if the step is one decode step that mentions no row and moves no block."""
+    return not (
+        outputs.HasField("changed")
+        or outputs.HasField("added")
+        or outputs.removed_rows
+        or outputs.num_decode_steps != 1
+        or outputs.blocks_to_swap_in
+        or outputs.blocks_to_swap_out
+        or outputs.blocks_to_copy
+    )
+
+
 def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> StepChanges:
     """Parse and check the step's changes. Raises InvalidArgument naming the wrong field."""
     if not 1 <= outputs.num_decode_steps <= limits.max_decode_steps:

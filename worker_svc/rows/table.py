@@ -161,6 +161,20 @@ class RowTable(RowColumns):
         self._open = replace(batch, num_drafts=num_drafts, counts=batch.counts - batch.num_drafts + num_drafts)
         return self._open
 
+    def num_repetitions(self, rows: IntArray) -> int:
+        """How often `rows`, which repeat, may compute a token without a check of room and without growth of columns."""
+        ends = np.minimum(self.num_blocks[rows] * self.limits.block_size, self.limits.max_model_len)
+        ends = np.minimum(ends, self.token_ids.shape[1] - 1)
+        return max(0, int((ends - self.num_computed[rows]).min()))
+
+    def repeat(self, rows: IntArray, token_ids: IntArray) -> None:
+        """Apply and commit an empty step whose rows, all that repeat, drew `token_ids` [n]; see `num_repetitions`."""
+        assert self._open is None, "commit or void the last batch first"
+        known = self.num_known[rows]
+        self.token_ids[rows, known] = token_ids
+        self.num_computed[rows] = known
+        self.num_known[rows] = known + 1
+
     def void(self, batch: StepBatch) -> None:
         """Abandon a batch that failed to compute.
 

@@ -2,12 +2,15 @@
 //
 // Each operator's work is cut into shares that threads take dynamically; the next operator starts when all
 // are done. Products with quantized weights first round their rows, in shares too.
+//
+// A list may begin with the lookup of token ids and end with the choice of the next ones.
 #pragma once
 
 #include <memory>
 #include <type_traits>
 
 #include "attention.h"
+#include "choose.h"
 #include "integers.h"
 #include "parallel.h"
 #include "products.h"
@@ -15,7 +18,7 @@
 
 namespace quire {
 
-enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4 };
+enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7 };
 enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2 };
 
 }  // namespace quire
@@ -23,14 +26,15 @@ enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2 };
 // One operator, filled in by Python (cpu_decoder.py). Pointers that an operator does not use are null.
 extern "C" struct QuireOperator {
   int32_t kind, in, out, adds;           // buffers; adds: add to the contents of `out`
-  int32_t columns, depth;                // LINEAR, GATED: of the weights
+  int32_t columns, depth;                // LINEAR, GATED, HEAD: of the weights; CHOOSE: of the logits
   int32_t activation, one_plus;          // GATED; NORM, PLACE
   int32_t layer, window;                 // PLACE, ATTEND
-  float eps, scale, softcap;             // NORM, PLACE; ATTEND
+  float eps, scale, softcap;             // NORM, PLACE; ATTEND, EMBED; ATTEND
   int32_t rotary;                        // PLACE: elements of a head that are rotated
-  const void *weights, *bias;            // LINEAR, GATED (the gate's); NORM; PLACE: norm of queries, of keys
+  const void *weights, *bias;            // LINEAR, HEAD, GATED (the gate's); NORM; PLACE: norm of queries, of keys;
+                                         // EMBED: table [tokens, width]
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
-  int32_t stored, group;                 // LINEAR, GATED: a Stored, of both weights; if not PLAIN: depths of a group
+  int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
 };
 
@@ -42,8 +46,12 @@ extern "C" struct QuireStep {
   int64_t num_blocks;
   const int32_t* tables;
   int64_t table_stride;
-  const int32_t *sequences, *positions;
-  const int64_t* slots;
+  const int32_t* sequences;
+  int32_t* positions;
+  int64_t* slots;
+  int32_t* token_ids;  // EMBED reads them, CHOOSE writes the next ones; null if the list has neither
+  float* logits;       // HEAD: [tokens, columns]
+  uint8_t* finite;     // CHOOSE: if all logits of a row are
   int64_t tokens;
   int32_t heads, kv_heads, head_dim, block_size;
   int32_t threads, reserved;
@@ -97,7 +105,7 @@ class Decoder {
     return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, groups(op)};
   }
 
-  static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED; }
+  static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED || op.kind == HEAD; }
 
   static bool is_rounded(const QuireOperator& op) { return is_product(op) && op.stored != PLAIN; }
 
@@ -121,7 +129,8 @@ class Decoder {
 
   int64_t num_shares(const QuireOperator& op) const {
     switch (op.kind) {
-      case LINEAR: case GATED: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
+      case LINEAR: case GATED: case HEAD: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
+      case CHOOSE: return step_.tokens;
       case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
       default: return row_shares();
     }
@@ -129,12 +138,14 @@ class Decoder {
 
   void perform(const QuireOperator& op, int64_t share, Scratch& scratch) const {
     switch (op.kind) {
-      case LINEAR: case GATED: return multiply(op, share);
+      case LINEAR: case GATED: case HEAD: return multiply(op, share);
       case ATTEND: return attend_share(op, share, scratch);
+      case CHOOSE: return choose_next(op, share);
     }
     const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
     for (int64_t row = begin; row < end; ++row) {
       if (op.kind == NORM) norm_row(op, row);
+      else if (op.kind == EMBED) embed_row(op, row);
       else place_row(op, row);
     }
   }
@@ -148,10 +159,12 @@ class Decoder {
   }
 
   template <class Form> void multiply(const QuireOperator& op, const typename Form::Rows& in, int64_t share) const {
-    E* out = buffer(op.out);
+    E* out = buffer(op.out);  // HEAD has another
     const Ahead next = ahead<Form>(op, share);
     if (op.kind == GATED)
       gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next);
+    else if (op.kind == HEAD)
+      linear_share(weights<Form>(op), in, logits(0, op.columns), op.columns, step_.tokens, false, share, next);
     else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next);
   }
 
@@ -165,6 +178,24 @@ class Decoder {
     if (after == operators_ + count_ || after->stored != op.stored) return {};
     const char* first = weights_at(weights<Form>(*after), next - count);
     return {first, first + WIDE * weights<Form>(*after).panel_bytes()};
+  }
+
+  Float32* logits(int64_t row, int64_t columns) const { return reinterpret_cast<Float32*>(step_.logits) + row * columns; }
+
+  void choose_next(const QuireOperator& op, int64_t row) const {
+    const Choice choice = choose(logits(row, op.columns), op.columns);
+    step_.token_ids[row] = int32_t(choice.place);
+    step_.finite[row] = choice.is_finite;
+  }
+
+  void embed_row(const QuireOperator& op, int64_t row) const {
+    const int64_t width = step_.widths[op.out];
+    const E* from = of(op.weights) + size_t(step_.token_ids[row]) * width;
+    E* out = buffer(op.out) + row * width;
+    for (int64_t d = 0; d < width; d += LANES) {
+      const int count = int(std::min<int64_t>(LANES, width - d));
+      store_vec(out + d, load_vec(from + d, count) * op.scale, count);
+    }
   }
 
   void norm_row(const QuireOperator& op, int64_t row) const {
@@ -251,5 +282,18 @@ class Decoder {
   const std::vector<Tile> tiles_;
   const bool by_head_;  // few tiles: heads are divided among threads too
 };
+
+// One token of each row, from its id to the id of the next, by a list that begins with EMBED and ends with
+// CHOOSE. Sets `slots`, and moves `positions` on. Returns the number of rows whose logits are not all finite.
+template <class E, class T>
+int decode_next(const QuireOperator* operators, int count, const QuireStep& step) {
+  for (int64_t row = 0; row < step.tokens; ++row) {
+    const int position = step.positions[row], size = step.block_size;
+    step.slots[row] = int64_t(step.tables[step.sequences[row] * step.table_stride + position / size]) * size + position % size;
+  }
+  Decoder<E, T>(operators, count, step).run();
+  for (int64_t row = 0; row < step.tokens; ++row) ++step.positions[row];
+  return int(std::count(step.finite, step.finite + step.tokens, uint8_t(0)));
+}
 
 }  // namespace quire

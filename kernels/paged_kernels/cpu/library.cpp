@@ -1,6 +1,5 @@
 // The CPU kernels as C functions over raw pointers, for ctypes. Built by cpu_library.py; no torch headers.
 
-#include "choose.h"
 #include "decoder.h"
 #include "parallel.h"
 
@@ -122,6 +121,9 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
 #define QUIRE_DECODER(NAME, E, T)                                                                                      \
   extern "C" void quire_decode_##NAME(const QuireOperator* operators, int count, const QuireStep* step) {              \
     Decoder<E, T>(operators, count, *step).run();                                                                      \
+  }                                                                                                                    \
+  extern "C" int quire_decode_next_##NAME(const QuireOperator* operators, int count, const QuireStep* step) {          \
+    return decode_next<E, T>(operators, count, *step);                                                                 \
   }
 
 QUIRE_ATTENTION(float32_float32, Float32, Float32)
@@ -166,4 +168,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 7; }
+extern "C" int quire_kernels_abi() { return 8; }

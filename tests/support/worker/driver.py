@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from paged_kernels.decoder import DecodeRows, DecodeRun
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from tests.support.cuda import DEVICE_SETTINGS, DEVICES
 from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.model.row_model import RowModel
 from worker_svc.rows.batch import StepBatch
 from worker_svc.settings import WorkerSettings
 
@@ -74,6 +76,7 @@ class Driver:
         self.flags: dict[str, int] = {}
         self.logits: dict[str, dict[int, torch.Tensor]] = {}
         self.num_computed = 0
+        self.num_plain_steps = 0
         self._next_block = 0
         self._take = take_block or self._count
         self._lives: dict[int, int] = {}
@@ -145,10 +148,15 @@ class Driver:
         seen: list[torch.Tensor] = []
         runner = self.engine._runner
         inner, runner._forward = runner._forward, Watched(runner._forward, seen)
+        if runner._plain is not None and not isinstance(runner._plain._model, WatchedModel):
+            runner._plain._model = WatchedModel(runner._plain._model)
         try:
             outputs = self.engine.execute(message)
         finally:
             runner._forward = inner
+        if not seen:
+            self.num_plain_steps += 1
+            seen.append(runner._plain._model.run.logits)
         self.num_computed += outputs.num_computed_tokens
         self._take_in(outputs, share, seen)
         self.step = Step()
@@ -221,6 +229,19 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class WatchedModel:
+    """A model, as `PlainDecode` sees it, that keeps the last run."""
+
+    def __init__(self, inner: RowModel) -> None:
+        self._inner = inner
+        self.run: DecodeRun | None = None
+
+    def decode(self, rows: DecodeRows) -> DecodeRun | None:
+        """See RowModel."""
+        self.run = self._inner.decode(rows)
+        return self.run
 
 
 def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:

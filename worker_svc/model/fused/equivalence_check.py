@@ -41,7 +41,9 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
         model.unfuse()
         log.warning("the fused decoder's results deviate by %.2g: its modules run one by one, which is slower", off)
         return
-    model.find_plain_head(_steps(given, vocab_size)[0])
+    steps = _steps(given, vocab_size)
+    model.find_plain_head(steps[0])
+    model.find_decode_program(steps[-1])
 
 
 def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
@@ -65,13 +67,14 @@ def _hidden(model: RowModel, given: Fusing, vocab_size: int) -> torch.Tensor:
 
 
 def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
-    """Two prompts side by side, with logits; then a second chunk of each."""
+    """Two prompts side by side, with logits; then a second chunk of each; then a token of each, with logits."""
     tables = np.arange(2 * _width(given), dtype=np.int32)[::-1].reshape(2, -1).copy()
     tokens = [(17 + 31 * i) % vocab_size for i in range(sum(_LENGTHS))]
     first, rest = tokens[: _LENGTHS[0]], tokens[_LENGTHS[0] :]
     both = [Chunk(0, 0, first, samples=True), Chunk(1, 0, rest, samples=True)]
     more = [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]
-    return [step for chunks in (both, more) for step in _inputs(chunks, tables, given.shape.block_size)]
+    last = [Chunk(1, len(rest) + 1, first[1:2], samples=True), Chunk(0, len(tokens), first[:1], samples=True)]
+    return [step for chunks in (both, more, last) for step in _inputs(chunks, tables, given.shape.block_size)]
 
 
 def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> Iterator[ModelInput]:
@@ -80,7 +83,7 @@ def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> 
 
 def _width(given: Fusing) -> int:
     """Blocks of each sequence."""
-    return -(-sum(_LENGTHS) // given.shape.block_size)
+    return -(-(sum(_LENGTHS) + 1) // given.shape.block_size)
 
 
 def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,13 +11,24 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from paged_kernels.backend import AttentionBatch, CacheShape
-from paged_kernels.decoder import DecoderKernels, PreparedProgram
+from paged_kernels.decoder import (
+    Choose,
+    DecodeProgram,
+    DecoderKernels,
+    DecodeRows,
+    DecodeRun,
+    Embed,
+    Head,
+    PackedWeights,
+    PreparedProgram,
+    Program,
+)
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import WeightOf, pack_all, plain_weight
 from worker_svc.model.fused.parts import DecoderParts, match
-from worker_svc.model.fused.positions import Entry, enter
+from worker_svc.model.fused.positions import Entry, enter, scale_of
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +39,9 @@ class FusedDecoder:
     Call `bind` and `begin` before a forward pass. Until the first `begin`, the modules compute.
     """
 
-    def __init__(self, decoder: nn.Module, embedding: nn.Embedding, scale: float, program: PreparedProgram) -> None:
-        self._embedding, self._scale, self._program = embedding, scale, program
+    def __init__(self, decoder: nn.Module, embedding: nn.Embedding, scale: float, form: "ProgramForm") -> None:
+        self._embedding, self._scale, self._form = embedding, scale, form
+        self._program = form.prepared()
         self._decoder, self._modules = decoder, decoder.forward
         self._batch: AttentionBatch | None = None
         self._pool = torch.empty(0)
@@ -56,6 +68,19 @@ class FusedDecoder:
         """Last hidden states [1, T, H] of `token_ids` [1, T], computed by the program."""
         return self._through_program(self._embedding(token_ids))
 
+    def decode_program(self, head: PackedWeights) -> DecodeProgram | None:
+        """A program from token ids to those that `head` makes most likely; None if the embedding is of another kind."""
+        token = self._embedding.num_embeddings // 2
+        table = self._embedding.weight
+        inner = scale_of(table[token], self._embedding(torch.tensor(token)))
+        if inner is None or 1.0 not in {inner, self._scale}:
+            return None
+        return self._form.decoding(Embed(table, float(torch.tensor(inner * self._scale, dtype=table.dtype))), head)
+
+    def decode(self, program: DecodeProgram, rows: DecodeRows) -> DecodeRun:
+        """Prepare steps of `rows` by a `decode_program`, over the bound cache."""
+        return program.begin(rows, self._pool)
+
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self.uses_modules:
             return self._modules(input_ids=input_ids, **given)
@@ -70,6 +95,24 @@ class FusedDecoder:
             stream = stream * torch.tensor(self._scale, dtype=stream.dtype)
         self._program.run(stream[0], self._batch, self._pool)
         return stream
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramForm:
+    """A decoder's program, and what prepares it."""
+
+    kernels: DecoderKernels
+    program: Program
+    cache_dtype: torch.dtype
+
+    def prepared(self) -> PreparedProgram:
+        """The decoder alone."""
+        return self.kernels.prepare(self.program, self.cache_dtype)
+
+    def decoding(self, embed: Embed, head: PackedWeights) -> DecodeProgram:
+        """The decoder between an embedding and a head."""
+        operators = [embed, *self.program.operators, Head(head), Choose(head.columns)]
+        return self.kernels.prepare_decode(replace(self.program, operators=operators), self.cache_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +152,8 @@ def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
         return None
     parts, entry = found
     program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of)
-    return FusedDecoder(decoder, parts.embedding, entry.scale, given.kernels.prepare(program, given.cache_dtype))
+    form = ProgramForm(given.kernels, program, given.cache_dtype)
+    return FusedDecoder(decoder, parts.embedding, entry.scale, form)
 
 
 def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | None:

@@ -47,11 +47,12 @@ def enter(decoder: nn.Module, embedding: nn.Embedding, num_positions: int) -> En
         embedded = embedding(torch.tensor([[token]]))[0, 0]
     if len(seen.angles) != len(layers):
         return None
-    scale = _scale(embedded, seen.streams[0][0, 0])
+    scale = scale_of(embedded, seen.streams[0][0, 0])
     return None if scale is None else Entry(scale, _joined(seen.angles))
 
 
-def _scale(embedded: torch.Tensor, stream: torch.Tensor) -> float | None:
+def scale_of(embedded: torch.Tensor, stream: torch.Tensor) -> float | None:
+    """The factor, rounded to their dtype, that makes `stream` of `embedded`; None if there is none."""
     largest = int(embedded.abs().argmax())
     scale = round(float(stream[largest] / embedded[largest]), 6)
     for candidate in (1.0, float(torch.tensor(scale).to(stream.dtype)), scale):

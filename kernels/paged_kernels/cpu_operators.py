@@ -1,0 +1,138 @@
+"""Programs in the compiled library's form: its structures of cpu/decoder.h, and the conversion of operators to them."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import singledispatchmethod
+
+from paged_kernels import decoder
+from paged_kernels.decoder import Operator, PackedForm, PackedWeights, Rows
+from paged_kernels.weight_packing import STORED, pointer
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_NORM, _LINEAR, _GATED, _PLACE, _ATTEND, _EMBED, _HEAD, _CHOOSE = range(8)
+_INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+
+
+class CpuOperator(ctypes.Structure):
+    """QuireOperator of cpu/decoder.h."""
+
+    _fields_ = [
+        *((name, _INT) for name in ("kind", "source", "target", "adds", "columns", "depth", "activation", "one_plus")),
+        *((name, _INT) for name in ("layer", "window")),
+        *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
+        ("rotary", _INT),
+        *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half")),
+    ]
+
+
+class CpuStep(ctypes.Structure):
+    """QuireStep of cpu/decoder.h."""
+
+    _fields_ = [
+        ("buffers", _POINTER),
+        ("widths", _POINTER),
+        ("pool", _POINTER),
+        ("num_blocks", _I64),
+        ("tables", _POINTER),
+        ("table_stride", _I64),
+        ("sequences", _POINTER),
+        ("positions", _POINTER),
+        ("slots", _POINTER),
+        ("token_ids", _POINTER),
+        ("logits", _POINTER),
+        ("finite", _POINTER),
+        ("tokens", _I64),
+        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "block_size", "threads", "reserved")),
+    ]
+
+
+def translated(operators: Sequence[Operator]) -> ctypes.Array[CpuOperator]:
+    """The operators in the library's form; their tensors must outlive it. TypeError for one that the library lacks."""
+    return (CpuOperator * len(operators))(*map(_Translator().operator, operators))
+
+
+class _Translator:
+    """See `translated`."""
+
+    @singledispatchmethod
+    def operator(self, given: object) -> CpuOperator:
+        """Raise TypeError for an operator that the library does not have."""
+        raise TypeError(f"unknown operator: {given!r}")
+
+    @operator.register
+    def _(self, given: decoder.Norm) -> CpuOperator:
+        return CpuOperator(
+            kind=_NORM, source=given.source, target=given.target, adds=given.adds, one_plus=given.one_plus, eps=given.eps,
+            weights=given.weight.data_ptr(),
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Linear) -> CpuOperator:
+        weights = given.weights
+        return CpuOperator(
+            kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, **_product_fields(weights)
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Gated) -> CpuOperator:
+        gate, up = given.gate, given.up
+        if gate.form != up.form:
+            raise ValueError(f"gate is packed as {gate.form}, up as {up.form}; both must have the same form")
+        return CpuOperator(
+            kind=_GATED, source=given.source, target=given.target, columns=gate.columns, depth=gate.depth,
+            activation=_ACTIVATIONS[given.activation], weights=gate.data.data_ptr(), bias=pointer(gate.bias),
+            second=up.data.data_ptr(), second_bias=pointer(up.bias), **form_fields(gate.form),
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.RotateAndStore) -> CpuOperator:
+        norm = given.norm
+        made = CpuOperator(
+            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=pointer(given.cosines),
+            second_bias=pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
+        )  # fmt: skip
+        if norm is not None:
+            made.weights, made.bias = norm.queries.data_ptr(), norm.keys.data_ptr()
+            made.eps, made.one_plus = norm.eps, norm.one_plus
+        return made
+
+    @operator.register
+    def _(self, given: decoder.Attend) -> CpuOperator:
+        rule = given.rule
+        return CpuOperator(
+            kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
+            scale=rule.scale, softcap=rule.softcap or 0.0,
+        )  # fmt: skip
+
+    @operator.register
+    def _(self, given: decoder.Embed) -> CpuOperator:
+        return CpuOperator(kind=_EMBED, target=Rows.STREAM, scale=given.scale, weights=given.table.data_ptr())
+
+    @operator.register
+    def _(self, given: decoder.Head) -> CpuOperator:
+        return CpuOperator(kind=_HEAD, source=Rows.STREAM, **_product_fields(given.weights))
+
+    @operator.register
+    def _(self, given: decoder.Choose) -> CpuOperator:
+        return CpuOperator(kind=_CHOOSE, columns=given.vocab_size)
+
+
+def _product_fields(weights: PackedWeights) -> dict[str, int | None]:
+    return {
+        "columns": weights.columns,
+        "depth": weights.depth,
+        "weights": weights.data.data_ptr(),
+        "bias": pointer(weights.bias),
+        **form_fields(weights.form),
+    }
+
+
+def form_fields(form: PackedForm) -> dict[str, int]:
+    """How packed weights are stored, as arguments and fields are named."""
+    return {
+        "stored": STORED[form.stored],
+        "group": form.group,
+        "offsets": int(form.has_offsets),
+        "half": int(form.half),
+    }
