@@ -8,7 +8,7 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack.commands import quire, steps
+from tests.support.stack.commands import quire, quire_here, steps
 from tests.support.stack.oracle import mixed_jobs
 
 JOBS = mixed_jobs(8, 4000, seed=1)
@@ -74,17 +74,8 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
         (("--set", "sliding_window=64", "--policy", "vllm-v0"), "error: --set sliding_window=64: "),
         (("--set", "batch_queue"), "error: --set batch_queue: is no KEY=VALUE"),
     ):
-        done = quire(
-            "up",
-            "--simulated",
-            "--grpc-port",
-            "0",
-            "--http-port",
-            "0",
-            "--admin-http-port",
-            "0",
-            *arguments,
-            check=False,
+        done = quire_here(
+            *("up", "--simulated", "--grpc-port", "0", "--http-port", "0", "--admin-http-port", "0"), *arguments
         )
         assert (done.returncode, done.stdout) == (CONFIG_ERROR_STATUS, "")
         assert done.stderr.startswith(text), done.stderr

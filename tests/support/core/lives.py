@@ -41,7 +41,6 @@ class Life:
         self.setting = setting
         self.core = presets.build(setting.spec, setting.limits)
         self.num_steps = 0
-        self.plans: list[str] = []
         self.seen: list[StepPlan] = []
         self.requests: dict[str, Request] = {}
         self._now = 0.0
@@ -113,6 +112,11 @@ class Life:
             self._got[sequence.name] = []
 
     @property
+    def plans(self) -> list[str]:
+        """Every plan so far as text."""
+        return [f"{p.scheduled} {p.swap_in} {p.swap_out} {p.copy} {p.left} {p.ended}" for p in self.seen]
+
+    @property
     def can_schedule(self) -> bool:
         """A plan can go out."""
         return len(self._underway) < self.core.depth * len(self._workers)
@@ -131,7 +135,6 @@ class Life:
         """A plan goes out and is executed in its turn; `fate`: how that goes."""
         for plan in self.core.schedule(self._now):
             self.num_steps += 1
-            self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
             self.seen.append(plan)
             self._check_plan(plan)
             self._note_ended(plan.ended)
