@@ -21,9 +21,10 @@ QUICK = {
     "gateway": ("tests/gateway",),
 }
 ALL = {
-    "core": (
-        *("tests/block_manager", "tests/core", "tests/golden", "tests/scheduler", "tests/simulation", "tests/repo"),
-        *("tests/svc_common", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
+    "core": ("tests/block_manager", "tests/core", "tests/golden"),
+    "scheduler": (
+        *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
+        *("tests/quire_tools/replay", "tests/quire_tools/simulation"),
     ),
     "model": ("tests/kernels", "tests/worker"),
     "e2e": ("tests/e2e",),

@@ -1,5 +1,7 @@
 """Asynchronous scheduling: plan k+1 is made before result k is known."""
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from tests.support.core.builders import EOS, hash_free, make_request, next_token, shares, waiting
 from tests.support.core.pipelines import Loop, Worker, build
 
+Record = Callable[[str, object], None]
 FAST_AND_SLOW = pytest.mark.parametrize("fast_path", [True, False])
 
 
@@ -269,8 +272,7 @@ def serve(
     return loop.tokens(), ends
 
 
-@settings(max_examples=400, deadline=None)
-@given(
+SCENARIOS = given(
     clients=CLIENTS,
     order=st.sampled_from(["fcfs", "priority"]),
     blocks=st.integers(6, 14),
@@ -280,10 +282,27 @@ def serve(
     depth=st.sampled_from([1, 2, 2]),
     fast_path=st.booleans(),
 )
-def test_tokens_are_the_same_with_and_without(
-    clients, order, blocks, budget, caching, drafts, depth, fast_path
-) -> None:
+
+
+def test_tokens_are_the_same_with_and_without(record_property: Record) -> None:
     """R159: asynchronous or not, with drafts or not: equal tokens and ends, also with EOS, aborts and preemption."""
+    record_property("size", equal_in(150))
+
+
+@pytest.mark.long
+def test_tokens_are_the_same_in_many_scenarios(record_property: Record) -> None:
+    """R159: the same in ten times as many."""
+    record_property("size", equal_in(1_500))
+
+
+def equal_in(num: int) -> str:
+    """Compares in so many scenarios; what was done, for the report of sizes."""
+    settings(max_examples=num, deadline=None)(SCENARIOS(compare))()
+    return f"core, asynchronous and not: {num} scenarios"
+
+
+def compare(clients, order, blocks, budget, caching, drafts, depth, fast_path) -> None:
+    """One scenario with and without."""
     sizes = {"num_gpu_blocks": blocks, "max_num_batched_tokens": budget, "max_num_seqs": 4, "max_model_len": 20}
     sizes["prefix_caching"] = caching
     plain, plain_ends = serve(build("vllm-v1", order=order, **sizes), clients)

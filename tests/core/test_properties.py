@@ -137,7 +137,7 @@ def test_very_many_steps(policy: str, record_property: Record) -> None:
 @pytest.fixture(scope="module")
 def planned() -> list[dict[str, list[str]]]:
     """Plans of a few lives by policy, made in two processes that hash differently."""
-    command = [sys.executable, "-m", "tests.core.test_properties", "6"]
+    command = [sys.executable, "-m", "tests.core.test_properties", "3"]
     environ = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
     return [
         json.loads(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=250, check=True).stdout)

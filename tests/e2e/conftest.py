@@ -9,6 +9,7 @@ from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.support.stack import scheduler_kills
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.stack.supervised import Supervised, supervised
 from tests.support.worker.adapter_folders import make_adapter
 
@@ -16,7 +17,7 @@ from tests.support.worker.adapter_folders import make_adapter
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Three processes serving `models/tiny` in float32."""
-    with LocalStack(worker_args=("--dtype", "float32")) as running:
+    with LocalStack(worker_args=("--dtype", "float32"), max_num_batched_tokens=SMALL_STEP) as running:
         yield running
 
 

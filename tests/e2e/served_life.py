@@ -13,7 +13,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
-from tests.support.stack.commands import quire, steps
+from tests.support.stack.commands import quire_here, steps
 
 Step = dict[str, Any]
 
@@ -86,7 +86,7 @@ class Life:
 def life_of(admin: str, folder: Path) -> Life:
     """Of the scheduler behind `admin`; its recording, kept in `folder`, is replayed to the last decision (R201)."""
     path = folder / "life.rec"
-    quire("record", "--out", str(path), "--admin", admin)
+    quire_here("record", "--out", str(path), "--admin", admin, check=True)
     replayer = Replayer(watched := Replayed())
     list(replayer.run(Recording(path).segments()))
     assert replayer.report.identical, replayer.report.first_difference

@@ -17,7 +17,7 @@ from quire.client.messages import RequestOptions
 from quire.client.sync_client import Client
 from quire.operators.admin import AdminClient
 from svc_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, QuireError
-from tests.support.stack.commands import quire
+from tests.support.stack.commands import quire_here
 from tests.support.stack.supervised import Supervised
 from tests.support.worker.adapter_folders import Oracle
 
@@ -47,7 +47,7 @@ class Served:
 
     def problems(self) -> dict[str, str]:
         """Why an adapter cannot be used, by name, as `quire adapters list` says it."""
-        listed = quire("adapters", "list", "--json", "--admin", self.running.stack.admin_address).stdout
+        listed = quire_here("adapters", "list", "--json", "--admin", self.running.stack.admin_address).stdout
         return {adapter["name"]: adapter["unavailable"] for adapter in json.loads(listed)["adapters"]}
 
 
@@ -144,6 +144,6 @@ def test_a_worker_that_comes_back_without_an_adapter_serves_the_others(served: S
 def test_an_adapter_that_is_missing_at_the_start_ends_up(option: str, said: str) -> None:
     """`quire up --adapter`: status 2 and one line with the reason."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
-    done = quire("up", *ports, "--adapter", option, check=False)
+    done = quire_here("up", *ports, "--adapter", option)
     assert done.returncode == CONFIG_ERROR_STATUS and "ready" not in done.stdout
     assert said in done.stderr, done.stderr

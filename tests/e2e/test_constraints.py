@@ -13,6 +13,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.support.scraping import scrape
+from tests.support.stack.sizes import SMALL_STEP
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "" | e "c" e\n'
 WIDE = {
@@ -99,7 +100,9 @@ def test_a_costly_grammar_is_paid_by_its_sender(record_property: Any) -> None:
     ambiguous = StructuredOutputsParams(grammar=AMBIGUOUS)
     attack = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1, n=8, structured_outputs=ambiguous)
     with (
-        LocalStack(worker_args=("--dtype", "float32", "--mask-budget-ms", "0.2")) as stack,
+        LocalStack(
+            worker_args=("--dtype", "float32", "--mask-budget-ms", "0.2"), max_num_batched_tokens=SMALL_STEP
+        ) as stack,
         Client(stack.grpc_address) as client,
     ):
         alone = client.generate("Once upon a time", plain).outputs[0].token_ids

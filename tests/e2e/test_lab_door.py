@@ -5,7 +5,7 @@ import httpx
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack.commands import quire, steps
+from tests.support.stack.commands import quire_here, steps
 
 
 def test_the_lab_is_where_the_stack_says(stack: LocalStack, client: Client) -> None:
@@ -25,4 +25,4 @@ def test_the_lab_is_where_the_stack_says(stack: LocalStack, client: Client) -> N
         assert "quire_gateway" in http.get("/metrics").text
         models = http.get("/lab/api/v1/models").json()
         assert models["data"][0]["id"] == "tiny"
-    assert quire("lab", "--url", stack.admin_url).stdout == f"lab {stack.admin_url}\n"
+    assert quire_here("lab", "--url", stack.admin_url).stdout == f"lab {stack.admin_url}\n"

@@ -13,6 +13,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from tests.support.stack.commands import steps
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.worker.adapter_folders import make_adapter
 
 LONG = {"max_tokens": 40, "ignore_eos": True}
@@ -56,7 +57,11 @@ def test_everything_at_once(tmp_path: Path) -> None:
     """R25, R138, R150: no output depends on the other requests in the batch."""
     make_adapter(default_model(), tmp_path / "one", 1, r=4, target_modules="all-linear")
     with (
-        LocalStack(worker_args=("--dtype", "float32"), policy_set=("num_spec_tokens=3",)) as stack,
+        LocalStack(
+            worker_args=("--dtype", "float32"),
+            policy_set=("num_spec_tokens=3",),
+            max_num_batched_tokens=SMALL_STEP,
+        ) as stack,
         Client(stack.grpc_address) as client,
         AdminClient(stack.admin_address) as admin,
     ):

@@ -8,8 +8,9 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack.commands import quire, steps
+from tests.support.stack.commands import quire, quire_here, steps
 from tests.support.stack.oracle import mixed_jobs
+from tests.support.stack.sizes import SMALL_STEP
 
 JOBS = mixed_jobs(8, 4000, seed=1)
 TIGHT = {"max_model_len": 192, "num_gpu_blocks_override": 20, "swap_space": "1MiB", "max_num_seqs": 8}
@@ -23,7 +24,7 @@ def _generate(llm: LLM) -> list[RequestOutput]:
 @pytest.fixture(scope="module")
 def undisturbed() -> Iterator[list[list[int]]]:
     """With room for everything."""
-    with LLM(dtype="float32", kv_cache_memory="64MiB") as llm:
+    with LLM(dtype="float32", kv_cache_memory="64MiB", max_num_batched_tokens=SMALL_STEP) as llm:
         outputs = _generate(llm)
     assert sum(output.num_preemptions for output in outputs) == 0
     yield [output.outputs[0].token_ids for output in outputs]
@@ -47,7 +48,8 @@ def undisturbed() -> Iterator[list[list[int]]]:
 )
 def test_every_preset_gives_the_same_tokens(policy: str, keys: dict[str, object], undisturbed: list[list[int]]) -> None:
     """R27, R76: chosen by name with knobs, in blocks that force preemption."""
-    with LLM(dtype="float32", policy=policy, policy_set=keys, **TIGHT) as llm:
+    step = {} if "max_num_batched_tokens" in keys else {"max_num_batched_tokens": SMALL_STEP}
+    with LLM(dtype="float32", policy=policy, policy_set=keys, **TIGHT, **step) as llm:
         outputs = _generate(llm)
     assert [output.outputs[0].token_ids for output in outputs] == undisturbed
     if policy != "static":
@@ -74,17 +76,8 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
         (("--set", "sliding_window=64", "--policy", "vllm-v0"), "error: --set sliding_window=64: "),
         (("--set", "batch_queue"), "error: --set batch_queue: is no KEY=VALUE"),
     ):
-        done = quire(
-            "up",
-            "--simulated",
-            "--grpc-port",
-            "0",
-            "--http-port",
-            "0",
-            "--admin-http-port",
-            "0",
-            *arguments,
-            check=False,
+        done = quire_here(
+            *("up", "--simulated", "--grpc-port", "0", "--http-port", "0", "--admin-http-port", "0"), *arguments
         )
         assert (done.returncode, done.stdout) == (CONFIG_ERROR_STATUS, "")
         assert done.stderr.startswith(text), done.stderr

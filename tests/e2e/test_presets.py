@@ -13,6 +13,7 @@ from scheduler_svc.core.composition.presets import policy_names
 from tests.e2e import preset_signs as signs
 from tests.e2e.preset_cases import Case, compare
 from tests.support.stack import mixed_requests
+from tests.support.stack.sizes import SMALL_STEP
 
 _COUNT, _SAMPLE_COUNT = 64, 15
 _important_first = signs.important_first(mixed_requests.asks(_COUNT))
@@ -25,7 +26,7 @@ _SWAP = ("preemption_mode=swap",)
 _OVERLAP = ("--overlap",)
 _FROM_THE_TOP = (signs.takes_blocks_from("g39"),)
 
-SAMPLE = Case("quire", (signs.mixes,), _BY_COST, num_blocks=36)
+SAMPLE = Case("quire", (signs.mixes,), _BY_COST, {"max_num_batched_tokens": SMALL_STEP}, num_blocks=36)
 WHOLE = [
     Case("quire", (signs.mixes, signs.has_under_way(2), _important_first), args=_OVERLAP),
     Case("quire", (signs.mixes, signs.preempts, signs.has_under_way(2)), _BY_COST, args=_OVERLAP),

@@ -18,13 +18,20 @@ from tests.e2e.preset_cases import Case, compare
 from tests.support.stack import mixed_requests
 from tests.support.stack.commands import steps
 from tests.support.stack.mixed_requests import Outputs
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.stack.supervised import Case as Asked
 from tests.support.stack.supervised import kills, read_all, supervised
 
 Recorder = Callable[[str, object], None]
 _COUNT, _SAMPLE_COUNT = 64, 15
 
-_TIGHT = {"num_gpu_blocks_override": 28, "max_model_len": 192, "max_num_seqs": 12, "swap_space": "8MiB"}
+_TIGHT = {
+    "num_gpu_blocks_override": 28,
+    "max_model_len": 192,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": SMALL_STEP,
+    "swap_space": "8MiB",
+}
 _NO_OVERLAP = (signs.has_under_way(1),)
 _GUESSES = (signs.yields_several, signs.preempts)
 WAYS = [

@@ -16,6 +16,7 @@ from quire.local_stack.stack import LocalStack
 from tests.e2e import schema_requests
 from tests.e2e.schema_requests import Ask, Outputs
 from tests.support.stack.commands import blocks, steps
+from tests.support.stack.sizes import SMALL_STEP
 
 Record = Callable[[str, object], None]
 FEW_BLOCKS = ("restraint=null",)
@@ -36,6 +37,7 @@ class Setting:
         few = () if self.num_blocks is None else ("--num-gpu-blocks-override", str(self.num_blocks))
         return LocalStack(
             policy_set=self.sets,
+            max_num_batched_tokens=SMALL_STEP,
             worker_args=("--dtype", "float32", "--max-model-len", "256", "--swap-space", "16MiB", *few),
             scheduler_args=("--max-num-seqs", "16"),
         )

@@ -19,6 +19,7 @@ from tests.support.stack import kill_requests
 from tests.support.stack.commands import blocks
 from tests.support.stack.kill_plan import AT_RANDOM, Killer
 from tests.support.stack.kill_signs import LOSS, POISON, POISON_TOKEN
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.stack.supervised import NOTICED_S, Readings, Supervised, is_serving, supervised
 
 Record = Callable[[str, object], None]
@@ -39,7 +40,12 @@ class Plan:
         return " ".join((self.policy, *self.sets))
 
 
-SAMPLE = Plan("vllm-v0", Counter({"copy": 1}), ("preemption_mode=swap",))
+SAMPLE = Plan(
+    "vllm-v0",
+    Counter({"copy": 1}),
+    ("preemption_mode=swap",),
+    ("--max-num-batched-tokens", str(SMALL_STEP)),
+)
 WHOLE = [
     Plan(
         "quire",

@@ -11,7 +11,7 @@ from quire import SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack.commands import blocks, quire, steps
+from tests.support.stack.commands import blocks, quire_here, steps
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0)
 PROMPTS = [f"import number_{i} as " for i in range(6)]
@@ -58,7 +58,7 @@ def test_requests_go_to_the_worker_that_knows_their_beginning() -> None:
         lanes = [lane for lane, _ in first.values()]
         assert lanes == [0, 1, 0] * 5, "without it turns would be taken: 0, 1, 0, 1"
         assert [hit for _, hit in first.values()] == [0] * 3 + [160] * 12
-        last = json.loads(quire("why", outputs[-1].request_id, "--json", "--admin", stack.admin_address).stdout)
+        last = json.loads(quire_here("why", outputs[-1].request_id, "--json", "--admin", stack.admin_address).stdout)
         assert [e["numbers"]["known"] for e in last["episodes"] if e["reason"] == "PREFIX_AFFINITY"] == [160]
 
 
@@ -75,6 +75,6 @@ def test_requests_go_to_the_worker_that_knows_their_beginning() -> None:
 def test_wrong_numbers_end_the_command(arguments: tuple[str, ...], named: str) -> None:
     """R188: status 2 and one line that says what to give."""
     ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
-    done = quire("up", "--simulated", *ports, *arguments, check=False)
+    done = quire_here("up", "--simulated", *ports, *arguments)
     assert (done.returncode, done.stdout) == (CONFIG_ERROR_STATUS, "")
     assert named in done.stderr and "--workers" in done.stderr, done.stderr

@@ -1,7 +1,5 @@
 """The command line: help, quick start, and a clear error with its own status for every mistake."""
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -15,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from quire.built_in_model import default_model
-from quire.cli import main
 from quire.cli.options.common import host_and_port
 from quire.local_stack.processes import ServiceProcess, ignore_line
 from quire.sizes import GIB, parse_size
 from svc_common.errors import ConfigError
+from tests.support.stack.commands import quire_here
 from tests.support.stack.up_process import FREE_PORTS, ROOT, run_quire
 
 COMMANDS = (
@@ -27,14 +25,6 @@ COMMANDS = (
     *("bench", "doctor", "plan", "convert"),
 )
 SERVICES = ("gateway", "scheduler", "worker", "simulated-worker")
-
-
-def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `run_quire` gives, of a command that leaves a process as it was: in this one, which has imported everything."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return subprocess.CompletedProcess(arguments, int(caught.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def _imported_by(*arguments: str) -> set[str]:
@@ -58,7 +48,7 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
 @pytest.mark.parametrize("command", [*COMMANDS, *(f"serve {name}" for name in SERVICES)])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """Help teaches: each shows the command in use."""
-    result = run_here(*command.split(), "--help")
+    result = quire_here(*command.split(), "--help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(f"quire {command.split(maxsplit=1)[0]}") >= 2, "usage, and at least one example"
 
@@ -119,7 +109,7 @@ def taken_port() -> Iterator[int]:
 @pytest.mark.parametrize("option", ["--grpc-port", "--http-port", "--admin-port", "--admin-http-port"])
 def test_up_says_which_port_is_taken(taken_port: int, option: str) -> None:
     """Status 2, one line that names port and option, before anything is started."""
-    result = run_quire("up", "--simulated", *FREE_PORTS, option, str(taken_port))
+    result = quire_here("up", "--simulated", *FREE_PORTS, option, str(taken_port))
     _assert_config_error(result, str(taken_port), option)
     assert result.stdout == ""
 
@@ -148,19 +138,19 @@ def test_services_say_which_port_is_taken(taken_port: int, service: str, option:
 
 def test_unknown_policy_and_setting() -> None:
     """Named with what exists, by the option's name."""
-    _assert_config_error(run_quire("up", "--simulated", *FREE_PORTS, "--policy", "best"), "best", "vllm-v1")
+    _assert_config_error(quire_here("up", "--simulated", *FREE_PORTS, "--policy", "best"), "best", "vllm-v1")
     _assert_config_error(run_quire("serve", "scheduler", "--max-num-seqs", "0"), "--max-num-seqs")
 
 
 def test_policies_shows_presets_and_keys() -> None:
     """A table for people; with --json one object with every key of every preset."""
-    shown = run_here("policies").stdout
+    shown = quire_here("policies").stdout
     assert all(word in shown for word in ("vllm-v0-chunked", "static", "preemption_mode", "delay_factor"))
-    presets = json.loads(run_here("policies", "--json").stdout)
+    presets = json.loads(quire_here("policies", "--json").stdout)
     assert presets["vllm-v1-async"]["batch_queue"] == 2 and presets["vllm-v0"]["phases"] == "prefill_or_decode"
     assert [presets[name]["cache_type"] for name in ("chitu", "chitu-skew", "vllm-v1")] == ["paged", "skew", None]
     _assert_config_error(
-        run_quire("up", "--simulated", *FREE_PORTS, "--policy", "chitu-dp", "--set", "dp_size=2"),
+        quire_here("up", "--simulated", *FREE_PORTS, "--policy", "chitu-dp", "--set", "dp_size=2"),
         "dp_size=2",
         "--workers",
     )
@@ -169,7 +159,7 @@ def test_policies_shows_presets_and_keys() -> None:
 @pytest.mark.parametrize("option", ["--max-num-seqs", "--max-num-batched-tokens"])
 def test_zero_is_not_the_default(option: str) -> None:
     """`quire up` refuses it before anything is started."""
-    result = run_quire("up", "--simulated", *FREE_PORTS, option, "0")
+    result = quire_here("up", "--simulated", *FREE_PORTS, option, "0")
     _assert_config_error(result, option)
     assert result.stdout == ""
 
@@ -184,8 +174,8 @@ def test_no_model_yet_and_no_admin_listener() -> None:
         while not (gateway.announced and gateway.address):
             gateway.check()
             time.sleep(0.02)
-        models = run_quire("models", "--target", gateway.address)
-        steps = run_quire("steps", "--admin", gateway.address)
+        models = quire_here("models", "--target", gateway.address)
+        steps = quire_here("steps", "--admin", gateway.address)
     finally:
         gateway.terminate()
         gateway.wait(10)
@@ -199,7 +189,7 @@ def test_unknown_model_path(tmp_path: Path) -> None:
     """Says that the folder does not exist, from `up` as from `serve worker`."""
     missing = str(tmp_path / "no such model")
     _assert_config_error(run_quire("serve", "worker", "--port", "0", "--model", missing), missing, "--model")
-    _assert_config_error(run_quire("up", *FREE_PORTS, "--model", missing), missing, "--model")
+    _assert_config_error(quire_here("up", *FREE_PORTS, "--model", missing), missing, "--model")
 
 
 @pytest.mark.long
@@ -242,7 +232,7 @@ def test_without_a_listener(command: tuple[str, ...]) -> None:
     """Status 1 and what to do, not a transport's words."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        result = run_here(*command, f"127.0.0.1:{sock.getsockname()[1]}")
+        result = quire_here(*command, f"127.0.0.1:{sock.getsockname()[1]}")
     assert result.returncode == 1
     assert "quire up" in result.stderr
     assert "Traceback" not in result.stderr

@@ -6,6 +6,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.client.sampling_params import StructuredOutputsParams
+from tests.support.stack.sizes import SMALL_STEP
 
 PROMPTS = [[10, 11, 12, 13] * 8, list(range(30, 60)), "def f(x):\n    return x\n" * 4]
 PARAMS = [
@@ -19,7 +20,14 @@ PARAMS = [
 def run(policy: str, num_guesses: int) -> tuple[list[list[list[int]]], int]:
     """Tokens of all choices, and how many steps it took."""
     sets = {"num_spec_tokens": num_guesses}
-    with LLM(dtype="float32", policy=policy, policy_set=sets, max_model_len=192, num_gpu_blocks_override=40) as llm:
+    with LLM(
+        dtype="float32",
+        policy=policy,
+        policy_set=sets,
+        max_model_len=192,
+        num_gpu_blocks_override=40,
+        max_num_batched_tokens=SMALL_STEP,
+    ) as llm:
         found = [
             [list(choice.token_ids) for choice in output.outputs]
             for params in PARAMS

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire import LLM, SamplingParams
 from quire.client.sampling_params import BeamSearchParams
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.worker.generated import BeamRule, beams
 
 MODEL = Path("models/tiny")
@@ -26,7 +27,9 @@ def reference() -> PreTrainedModel:
 
 @pytest.fixture(scope="module", params=["quire", "vllm-v0"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(MODEL, dtype="float32", policy=request.param) as made:
+    with LLM(
+        MODEL, dtype="float32", policy=request.param, max_model_len=256, max_num_batched_tokens=SMALL_STEP
+    ) as made:
         yield made
 
 

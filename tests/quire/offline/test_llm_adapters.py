@@ -9,6 +9,7 @@ from quire import LLM, SamplingParams
 from quire.built_in_model import default_model
 from svc_common.errors import ConfigError, InvalidArgument, NotFound
 from tests.support.checkpoints import make_checkpoint
+from tests.support.stack.sizes import SMALL_STEP
 from tests.support.worker.adapter_folders import Oracle, make_adapter
 
 PROMPT = list(range(40, 90))
@@ -29,7 +30,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def llm(folders: dict[str, Path]) -> Iterator[LLM]:
     """The built-in model with both."""
-    with LLM(dtype="float32", kv_cache_memory="64MiB", adapters=folders, max_adapters=2) as made:
+    with LLM(
+        dtype="float32", kv_cache_memory="64MiB", adapters=folders, max_adapters=2, max_num_batched_tokens=SMALL_STEP
+    ) as made:
         yield made
 
 
@@ -78,6 +81,7 @@ def test_adapters_that_cannot_be_loaded(folders: dict[str, Path], tmp_path: Path
     """ConfigError with the adapter's name: a folder that is missing, another base, more than may be, a name of no use."""
     base = make_checkpoint("llama", tmp_path / "base", hidden_size=96, head_dim=24)
     other = make_adapter(base, tmp_path / "other", 1, r=8, target_modules=["q_proj"])
+    sizes = {"kv_cache_memory": "8MiB", "max_num_batched_tokens": SMALL_STEP}
     for adapters, said, options in (
         ({"gone": tmp_path / "gone"}, r"adapters\['gone'\]: .*gone", {}),
         ({"other": other}, r"adapters\['other'\]: .*q_proj needs lora_A of", {}),
@@ -87,6 +91,6 @@ def test_adapters_that_cannot_be_loaded(folders: dict[str, Path], tmp_path: Path
         ([folders["one"]], "adapters: write", {}),
     ):
         with pytest.raises(ConfigError, match=said):
-            LLM(dtype="float32", kv_cache_memory="8MiB", adapters=adapters, **options)  # type: ignore[arg-type]
+            LLM(dtype="float32", adapters=adapters, **sizes, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="adapters: settings of an engine in this process"):
         LLM(target="127.0.0.1:1", adapters=folders)

@@ -86,7 +86,10 @@ def test_no_request_id(llm: LLM, request_id: object) -> None:
         ({"kv_cache_memory": 0}, "^kv_cache_memory: "),
         ({"gpu_memory_utilization": 2}, "^gpu_memory_utilization: "),
         ({"model": "no/such--model"}, "^model: no/such--model does not exist"),
-        ({"num_gpu_blocks_override": 4}, "max_model_len=64 .*raise num_gpu_blocks_override"),
+        (
+            {"num_gpu_blocks_override": 4, "max_num_batched_tokens": 256},
+            "max_model_len=64 .*raise num_gpu_blocks_override",
+        ),
     ],
 )
 def test_wrong_options_have_their_python_names(settings: dict[str, object], text: str) -> None:

@@ -23,7 +23,8 @@ def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(model: Path, policy: str, num_tokens: int, num_blocks: int, **options: Any) -> tuple[list[int], int]:
     """The most blocks that each sequence had after a step behind its prompt, and how many preemptions there were."""
     reference = reference_model(model)
-    options = {"dtype": "float32", "max_model_len": num_tokens + 64, "num_gpu_blocks_override": num_blocks} | options
+    sizes = {"max_model_len": num_tokens + 64, "max_num_batched_tokens": num_tokens + 64}
+    options = {"dtype": "float32", "num_gpu_blocks_override": num_blocks} | sizes | options
     held = [0] * len(PROMPTS)
     with LLM(model, block_size=BLOCK_SIZE, policy=policy, **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)

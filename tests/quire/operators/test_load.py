@@ -11,7 +11,7 @@ from protos.inference.v1 import admin_pb2
 from quire.local_stack.stack import LocalStack
 from quire.operators import load as report
 from quire.operators.admin import AdminClient
-from tests.support.stack.up_process import run_quire
+from tests.support.stack.commands import quire_here
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_load_and_workers_through_the_gateways_relay(stack: LocalStack) -> None:
     assert "serving" in _text(report.load_table(load))
     [worker] = report.workers_json(workers)
     assert worker["ready"] and worker["model"] == "simulated" and worker["num_gpu_blocks"] > 0
-    result = run_quire("load", "--admin", stack.admin_address, "--json")
+    result = quire_here("load", "--admin", stack.admin_address, "--json")
     assert json.loads(result.stdout)["max_waiting"] == 4096
 
 

@@ -12,7 +12,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from quire.operators.memory import memory_json, memory_of, memory_tables
-from tests.support.stack.up_process import run_quire
+from tests.support.stack.commands import quire_here
 
 RESPONSE = pb.GetBlocksResponse(
     block_size=16,
@@ -72,7 +72,7 @@ def test_as_tables() -> None:
 def test_of_a_running_scheduler() -> None:
     """R209: requests in the middle of their output; figures agree with the tables read at the same instant, and asked for only."""
     with LocalStack(simulated=True, worker_args=("--time-scale", "50")) as stack, Client(stack.grpc_address) as client:
-        idle = json.loads(run_quire("blocks", "--memory", "--json", "--admin", stack.admin_address).stdout)
+        idle = json.loads(quire_here("blocks", "--memory", "--json", "--admin", stack.admin_address).stdout)
         assert (idle["num_sequences"], idle["saved"], idle["contiguous"]["num_slots"]) == (0, 0.0, 0)
         stream = client.generate_stream("a prompt of some length " * 8, SamplingParams(max_tokens=400, ignore_eos=True))
         deltas = iter(stream)
@@ -83,8 +83,8 @@ def test_of_a_running_scheduler() -> None:
         paged, [table] = memory_of(response).paged, response.tables
         assert (paged.logical_blocks, paged.physical_blocks) == (len(table.blocks), len(table.blocks))
         assert paged.num_tokens == 16 * len(table.blocks) - paged.waste_tokens and paged.max_waste_tokens < 16
-        live = json.loads(run_quire("blocks", "--memory", "--json", "--admin", stack.admin_address).stdout)
+        live = json.loads(quire_here("blocks", "--memory", "--json", "--admin", stack.admin_address).stdout)
         shares = [live["contiguous"][name] for name in ("used", "reserved", "internal", "external")]
         assert sum(shares) == pytest.approx(1.0) and live["contiguous"]["num_regions"] == 1
-        assert "saved by sharing" in run_quire("blocks", "--memory", "--admin", stack.admin_address).stdout
+        assert "saved by sharing" in quire_here("blocks", "--memory", "--admin", stack.admin_address).stdout
         stream.cancel()

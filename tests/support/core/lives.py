@@ -42,7 +42,6 @@ class Life:
         self.core = presets.build(setting.spec, setting.limits)
         self.max_output = 10
         self.num_steps = 0
-        self.plans: list[str] = []
         self.seen: list[StepPlan] = []
         self.requests: dict[str, Request] = {}
         self._now = 0.0
@@ -117,6 +116,11 @@ class Life:
             self._got[sequence.name] = []
 
     @property
+    def plans(self) -> list[str]:
+        """Every plan so far as text."""
+        return [f"{p.scheduled} {p.swap_in} {p.swap_out} {p.copy} {p.left} {p.ended}" for p in self.seen]
+
+    @property
     def can_schedule(self) -> bool:
         """A plan can go out. Plans that grant steps do not overlap."""
         depth = 1 if self.setting.limits.max_granted_steps else self.core.depth
@@ -143,7 +147,6 @@ class Life:
 
     def _planned(self, plan: StepPlan, fate: str) -> None:
         self.num_steps += 1
-        self.plans.append(f"{plan.scheduled} {plan.swap_in} {plan.swap_out} {plan.copy} {plan.left} {plan.ended}")
         self.seen.append(plan)
         self._check_plan(plan)
         self._note_ended(plan.ended)

@@ -17,6 +17,7 @@ from quire.client.structured_outputs import StructuredOutputsParams
 from quire.client.sync_client import Client
 from svc_common.errors import Cancelled
 from tests.support.stack import oracle
+from tests.support.stack.sizes import SMALL_STEP
 
 KINDS = ("greedy", "drawn", "two", "beams", "cancelled", "withdrawn")
 LEAVERS = ("cancelled", "withdrawn")
@@ -129,7 +130,7 @@ def tokens_of(output: RequestOutput) -> list[list[int]]:
 def undisturbed(model: Path, count: int) -> Outputs:
     """Each alone in a pool with room: greedy and beams by `transformers.generate`, drawn ones by a run of their own."""
     found = {}
-    with LLM(model, dtype="float32", kv_cache_memory="64MiB") as llm:
+    with LLM(model, dtype="float32", kv_cache_memory="64MiB", max_num_batched_tokens=SMALL_STEP) as llm:
         for ask in (ask for ask in asks(count) if not ask.leaves):
             job = oracle.Job(ask.prompt, ask.max_tokens)
             if ask.kind == "greedy":

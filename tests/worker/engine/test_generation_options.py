@@ -62,7 +62,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(path):
     engine = make_engine(path, num_blocks=ROOM * 64)
-    engine.profile(2_048, 64)
+    engine.profile(256, 64)
     engine.allocate(ROOM * 64, 4)
     return engine
 

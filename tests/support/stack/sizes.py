@@ -1,0 +1,5 @@
+"""Sizes of stacks that tests start."""
+
+SMALL_STEP = 256
+"""Tokens of the largest step. A worker runs such a step before it serves: of the default, 2,048 tokens, it takes longer than
+loading the built-in model."""
