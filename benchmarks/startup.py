@@ -1,6 +1,7 @@
 """Measures the start of `quire up`: time to the first token, ready times and memory of each service.
 
     python -m benchmarks.startup --model models/tiny --runs 3
+    python -m benchmarks.startup --phases                    # where the time goes: start_phases
 
 Goals: first token within 5 s; gateway and scheduler listening within 1.5 s, at most 150 MB each. All times
 count from the start of `quire up`, so they include its own start and those of the services side by side on
@@ -25,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import report
+from benchmarks import report, start_phases
 from protos.inference.v1 import inference_pb2, inference_pb2_grpc
 
 GOALS = {"first_token_s": 5.0, "gateway_listening_s": 1.5, "scheduler_listening_s": 1.5}
@@ -37,8 +38,9 @@ _TIMEOUT_S = 120.0
 
 @dataclass(slots=True)
 class Start:
-    """One `quire up`, from its standard output. Times in seconds since the process was started."""
+    """One `quire up`, from its standard output. Times in seconds since the process was started; `pid`: its own."""
 
+    pid: int = 0
     listening_s: dict[str, float] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
     ready_s: float = 0.0
@@ -80,12 +82,21 @@ def run_once(model: str, environ: dict[str, str] | None = None) -> dict[str, flo
         first_token(start.address)
         first_token_s = time.perf_counter() - started
         memory = {f"{name}_rss_mb": psutil.Process(pid).memory_info().rss / 1e6 for name, pid in start.pids.items()}
+        pids = {"up": start.pid, **start.pids}
+        peaks = {f"{name}_peak_mb": start_phases.peak_mb(pid) for name, pid in pids.items()}
+        cpu = {f"{name}_cpu_s": _cpu_s(pid) for name, pid in pids.items()}
     listening = {f"{name}_listening_s": at_s for name, at_s in start.listening_s.items()}
-    return {**listening, "ready_s": start.ready_s, "first_token_s": first_token_s, **memory}
+    totals = {"peak_mb": sum(peaks.values()), "cpu_s": sum(cpu.values())}
+    return {**listening, "ready_s": start.ready_s, "first_token_s": first_token_s, **memory, **peaks, **cpu, **totals}
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def _watch(process: subprocess.Popen[str], started: float) -> Start:
-    start = Start()
+    start = Start(process.pid)
     for line in process.stdout or ():
         start.take(line, time.perf_counter() - started)
         if start.address:
@@ -106,9 +117,13 @@ def first_token(address: str) -> None:
 def main(
     model: Annotated[str, typer.Option(help="Checkpoint folder.")] = str(Path("models") / "tiny"),
     runs: Annotated[int, typer.Option(min=1)] = 3,
+    phases: Annotated[bool, typer.Option("--phases", help="Show the worker's phases and all imports instead.")] = False,
     save: Annotated[bool, typer.Option(help="Write benchmarks/results/startup.json.")] = True,
 ) -> None:
     """Measures the start of `quire up`, several times."""
+    if phases:
+        start_phases.show(model, Console())
+        return
     figures = [run_once(model) for _ in range(runs)]
     medians = {key: round(statistics.median(run[key] for run in figures), 3) for key in figures[0]}
     goals = {**GOALS, **RSS_GOALS}

@@ -78,7 +78,10 @@ class Engine(Protocol):
         ...
 
     def profile(self, max_num_batched_tokens: int, max_num_seqs: int) -> worker_pb2.ProfileCacheResponse:
-        """Run the largest step once and count the blocks that fit. Raises ConfigError if not even one sequence fits."""
+        """Run a profile step and count the blocks that fit. Raises ConfigError if not even one sequence fits.
+
+        It is the largest step where its memory decides the count, and may be smaller elsewhere.
+        """
         ...
 
     def allocate(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:

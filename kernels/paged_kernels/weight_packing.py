@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paged_kernels.decoder import PackedForm, PackedWeights, Stored
-from paged_kernels.host_memory import host_bytes
+from paged_kernels.host_memory import HostArena
 from paged_kernels.quantized import QuantizedWeight
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -22,6 +22,7 @@ class WeightPacking:
     """The packing half of `DecoderKernels`, on torch's current number of threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._memory = HostArena()
         types = [_POINTER] * 2 + [_INT] * 3
         self._pack = {dtype: function_of(library, f"quire_pack_{name}", types) for dtype, name in NAMES.items()}
         self._pack_integers = function_of(library, "quire_pack_integers", [_POINTER] * 4 + [_INT] * 6)
@@ -42,7 +43,7 @@ class WeightPacking:
             return PackedWeights(weight.columns, weight.depth, weight.dtype, self._integers(weight, form), kept, form)
         columns, depth = weight.shape
         weight = weight.contiguous()
-        data = host_bytes(-(-columns // _LANES) * _LANES * depth * weight.itemsize)
+        data = self._memory.bytes(-(-columns // _LANES) * _LANES * depth * weight.itemsize)
         self._pack[weight.dtype](weight.data_ptr(), data.data_ptr(), columns, depth, torch.get_num_threads())
         return PackedWeights(columns, depth, weight.dtype, data, kept)
 
@@ -50,7 +51,7 @@ class WeightPacking:
         num_groups = -(-weight.depth // weight.group)
         factor_bytes = (2 if form.half else 4) * (2 if form.has_offsets else 1)
         panels = -(-weight.columns // _LANES)
-        data = host_bytes(panels * _LANES * num_groups * (factor_bytes + weight.group * weight.bits // 8))
+        data = self._memory.bytes(panels * _LANES * num_groups * (factor_bytes + weight.group * weight.bits // 8))
         numbers, scales = weight.numbers.contiguous(), weight.scales.contiguous()
         offsets = None if weight.offsets is None else weight.offsets.contiguous()
         self._pack_integers(

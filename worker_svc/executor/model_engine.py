@@ -77,10 +77,13 @@ class ModelEngine:
             self._settle_row_rule(loaded, max_num_batched_tokens)
             max_rows = max_num_batched_tokens if self.invariant else 0
             self._need_adapters().settle(max_rows, strict=bool(self._settings.invariant))
+        tokens = max_num_batched_tokens
+        if self._device is HOST:
+            tokens = min(tokens, max(profile.MOST_HOST_TOKENS, max_num_seqs))
         activation_bytes = self._device.peak_bytes(
-            lambda: profile.run_largest_step(loaded, self.row_rule, max_num_batched_tokens, max_num_seqs)
+            lambda: profile.run_largest_step(loaded, self.row_rule, tokens, max_num_seqs)
         )
-        budget = self._budget(loaded, activation_bytes)
+        budget = self._budget(loaded, activation_bytes, tokens)
         counts = memory.count_blocks(budget)
         memory.check_blocks(counts, budget, loaded.limits.max_model_len)
         return memory.profile_response(budget, counts, loaded.limits.max_model_len)
@@ -97,7 +100,7 @@ class ModelEngine:
             log.warning("batch invariance is off: a request's tokens may depend on the other requests of the batch")
         self.invariant, self.row_rule = rule is not None, rule or FREE
 
-    def _budget(self, loaded: LoadedModel, activation_bytes: int) -> memory.MemoryBudget:
+    def _budget(self, loaded: LoadedModel, activation_bytes: int, profiled_tokens: int) -> memory.MemoryBudget:
         settings = self._settings
         return device_memory.measured(
             self._device,
@@ -110,6 +113,7 @@ class ModelEngine:
                 utilization=settings.gpu_memory_utilization,
                 cache_bytes=settings.kv_cache_memory_bytes,
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,
+                profiled_tokens=profiled_tokens,
             ),
         )
 

@@ -16,7 +16,7 @@ class MemoryBudget:
 
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
     CPU. `peak_bytes` counts weights and the peak of the profile step. `free_bytes`: free device memory once
-    the weights are loaded; None = not checked.
+    the weights are loaded; None = not checked. `profiled_tokens`: tokens of the profile step.
     """
 
     block_size: int
@@ -29,6 +29,7 @@ class MemoryBudget:
     cache_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     free_bytes: int | None = None
+    profiled_tokens: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -180,7 +181,7 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
     cache = counts.num_gpu_blocks * budget.block_bytes
     rows = [
         ("weights", size_text(budget.weight_bytes), ""),
-        ("profile step, highest", size_text(budget.activation_bytes), ""),
+        ("profile step, highest", size_text(budget.activation_bytes), f"{budget.profiled_tokens} tokens"),
         (
             "KV cache on the device",
             size_text(cache),

@@ -19,13 +19,15 @@ from paged_kernels.host_memory import LARGE_PAGE, make_pages
 log = logging.getLogger(__name__)
 
 AHEAD_BYTES = 256 * 2**20
+FIRST_BYTES = 64 * 2**20
+"""Pre-faulted ahead of an empty pool, which need never fill: a service that nothing uses takes no more."""
 
 
 class PagesAhead:
     """Keeps the pages of a host's `pool`, [num_layers, 2, num_blocks, block_elements], ahead of the blocks in use.
 
-    A thread of the lowest priority faults them piece by piece: one large page of each layer's keys and values
-    at a time.
+    As far ahead as blocks are in use, from FIRST_BYTES to `ahead_bytes`. A thread of the lowest priority
+    faults them piece by piece: one large page of each layer's keys and values at a time.
     """
 
     def __init__(self, pool: torch.Tensor, ahead_bytes: int = AHEAD_BYTES) -> None:
@@ -33,7 +35,8 @@ class PagesAhead:
         self._pool, self._num_runs = pool, num_layers * two
         self._block_bytes = elements * pool.element_size()
         self._piece = max(1, LARGE_PAGE // self._block_bytes)
-        self._ahead = max(self._piece, ahead_bytes // (self._block_bytes * self._num_runs))
+        self._most = max(self._piece, ahead_bytes // (self._block_bytes * self._num_runs))
+        self._least = min(self._most, max(self._piece, FIRST_BYTES // (self._block_bytes * self._num_runs)))
         self._made = 0
         self._can = pool.device.type == "cpu" and pool.is_contiguous()
         self._thread: threading.Thread | None = None
@@ -42,7 +45,8 @@ class PagesAhead:
         """Pre-fault beyond block `num_used`; blocks below it are in use or will be in this step. Returns at once."""
         if not self._can or (self._thread is not None and self._thread.is_alive()):
             return
-        begin, end = max(self._made, num_used), min(num_used + self._ahead, self._num_blocks)
+        ahead = max(self._least, min(num_used, self._most))
+        begin, end = max(self._made, num_used), min(num_used + ahead, self._num_blocks)
         is_rest = begin < end == self._num_blocks
         if end - begin >= self._piece or is_rest:
             self._made = end

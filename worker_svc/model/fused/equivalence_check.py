@@ -41,9 +41,8 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
         model.unfuse()
         log.warning("the fused decoder's results deviate by %.2g: its modules run one by one, which is slower", off)
         return
-    steps = _steps(given, vocab_size)
-    model.find_plain_head(steps[0])
-    model.find_decode_program(steps[-1])
+    model.find_plain_head(_short_step(given))
+    model.find_decode_program(_steps(given, vocab_size)[-1])
 
 
 def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
@@ -75,6 +74,13 @@ def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
     more = [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]
     last = [Chunk(1, len(rest) + 1, first[1:2], samples=True), Chunk(0, len(tokens), first[:1], samples=True)]
     return [step for chunks in (both, more, last) for step in _inputs(chunks, tables, given.shape.block_size)]
+
+
+def _short_step(given: Fusing) -> ModelInput:
+    """Two sequences of one token each, with logits: the head's rows, at little cost for the decoder."""
+    tables = np.arange(2, dtype=np.int32).reshape(2, 1)
+    chunks = [Chunk(row, 0, [row], samples=True) for row in range(2)]
+    return next(iter(_inputs(chunks, tables, given.shape.block_size)))
 
 
 def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> Iterator[ModelInput]:

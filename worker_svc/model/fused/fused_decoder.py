@@ -23,6 +23,7 @@ from paged_kernels.decoder import (
     PreparedProgram,
     Program,
 )
+from paged_kernels.host_memory import CleanFilePages
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.operators import program_of
@@ -140,18 +141,19 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
     Returns None if the decoder's structure is not known; its modules are then used, with packed weights.
     """
-    made = _program(model, given)
-    pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of)
+    pages = CleanFilePages.of_process()
+    made = _program(model, given, pages)
+    pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of, pages)
     return made
 
 
-def _program(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
+def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> FusedDecoder | None:
     decoder: nn.Module = model.get_decoder()
     found = _found(decoder, given)
     if found is None:
         return None
     parts, entry = found
-    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of)
+    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of, pages)
     form = ProgramForm(given.kernels, program, given.cache_dtype)
     return FusedDecoder(decoder, parts.embedding, entry.scale, form)
 

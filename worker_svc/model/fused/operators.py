@@ -1,6 +1,6 @@
 """Converts a decoder's parts to operators.
 
-Packs its linear modules layer by layer, so that few weights exist twice at a time.
+Packs its linear modules layer by layer, so that few weights are in memory twice at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
+from paged_kernels.host_memory import CleanFilePages
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.behaviour import NormForm
 from worker_svc.model.fused.packed_linear import PackedLinear, WeightOf, merged, part, plain_weight
@@ -37,12 +38,13 @@ def program_of(
     shape: CacheShape,
     kernels: DecoderKernels,
     weight_of: WeightOf = plain_weight,
+    pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
 ) -> Program:
     """The operators of the whole decoder.
 
-    `calls`: one per layer in order, from a probe.
+    `calls`: one per layer in order, from a probe. `pages`: of mapped checkpoints; those of packed weights are dropped.
     """
-    packing = _Packing(kernels, weight_of)
+    packing = _Packing(kernels, weight_of, pages)
     operators: list[Operator] = []
     for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
         operators += _layer(layer, angles, call, packing)
@@ -99,6 +101,7 @@ class _Packing:
 
     kernels: DecoderKernels
     weight_of: WeightOf
+    pages: CleanFilePages
 
     def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
         """The named modules' weights, merged. The modules are replaced by views of the merged weights."""
@@ -108,6 +111,7 @@ class _Packing:
         for name, linear, begin in zip(names, linears, begins, strict=False):
             owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
             setattr(owner, name, PackedLinear(self.kernels, part(whole, begin, linear.out_features)))
+            self.pages.drop(linear.weight)
         return whole
 
 

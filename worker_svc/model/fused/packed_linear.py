@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from paged_kernels.decoder import DecoderKernels, PackedWeights
+from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.quantized import QuantizedWeight, dense, joined
 
 WeightOf = Callable[[nn.Linear], torch.Tensor | QuantizedWeight]
@@ -75,11 +76,19 @@ def part(whole: PackedWeights, begin: int, columns: int) -> PackedWeights:
 
 
 def pack_all(
-    model: nn.Module, kernels: DecoderKernels, head: nn.Module | None, weight_of: WeightOf = plain_weight
+    model: nn.Module,
+    kernels: DecoderKernels,
+    head: nn.Module | None,
+    weight_of: WeightOf = plain_weight,
+    pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
 ) -> None:
-    """Replace every remaining `nn.Linear` by a `PackedLinear`; `head`, which computes logits, becomes a wide one."""
+    """Replace every remaining `nn.Linear` by a `PackedLinear`; `head`, which computes logits, becomes a wide one.
+
+    `pages`: of mapped checkpoints; those of packed weights are dropped.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
                 weights = packed(kernels, weight_of(child), child.bias)
                 setattr(parent, name, PackedLinear(kernels, weights, wide=child is head))
+                pages.drop(child.weight)
