@@ -3,11 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from worker_svc.model.formats.awq import awq
+from worker_svc.model.formats.compressed_tensors import compressed_tensors
 from worker_svc.model.formats.forms import UnsupportedWeights, WeightFormat
 from worker_svc.model.formats.fp8 import fp8
+from worker_svc.model.formats.gptq import gptq
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
     "fp8": fp8,
+    "awq": awq,
+    "gptq": gptq,
+    "compressed-tensors": compressed_tensors,
 }
 _EXPERTS = "mxfp4"  # of gpt-oss
 
