@@ -80,18 +80,31 @@ _NOTES = """\
 
 ## Quantized weights
 
-`quantization_config` and the headers of the files are checked before weights are read.
+`quantization_config` and the headers of the files are checked before weights are read. On a CPU, integers stay as they are stored
+and are [multiplied as integers](performance.md#weights-of-eight-or-four-bits); on a GPU, with `--no-fuse` and with
+`--dtype float16` they are dequantized when loaded.
 
-| stored as | served |
-|---|---|
-| float32, bfloat16, float16 | unchanged, or [rounded when loaded](performance.md#weights-of-eight-or-four-bits) (CPU) |
-| FP8 (`quant_method: fp8`), one scale per block or per matrix | dequantized when loaded |
-| GGUF of `llama`, `qwen2`, `qwen3` (F16, BF16, Q8_0, Q4_0 to Q5_1, K-quants) | as stored, multiplied as integers (CPU) |
-| `awq`, `gptq`, `compressed-tensors`, `bitsandbytes`, `mxfp4`, others | refused with `QUANTIZATION_UNSUPPORTED` |
+| stored as | kept as integers on a CPU | dequantized |
+|---|---|---|
+| float32, bfloat16, float16 | with `--quantization` | |
+| GGUF of `llama`, `qwen2`, `qwen3` | F16, BF16, Q8_0, Q4_0 to Q5_1, K-quants | |
+| `compressed-tensors`: `pack-quantized`, `int-quantized`, `naive-quantized` | 4 and 8 bits; per tensor, channel, group | |
+| `compressed-tensors`: `float-quantized`, `mxfp8-quantized` | with `--quantization` | FP8; per tensor, channel, group, block |
+| `compressed-tensors`: `mxfp4-pack-quantized`, `nvfp4-pack-quantized` | yes, in 8 bits | |
+| `awq`, version `gemm` | 4 bits with zero points | |
+| `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`, whose groups follow activations |
+| `fp8`, one scale per block or per matrix | with `--quantization` | yes |
+| `mxfp4` (fused experts), `bitsandbytes`, `modelopt`, others | refused with `QUANTIZATION_UNSUPPORTED` | |
 
-Dequantizing multiplies each value by its scale, in the type that the model computes in. Such a model needs as much memory as an
-unquantized one, and its activations are not rounded. The blocks of its scales must divide each matrix. Instead of a checkpoint
-that is refused, use the model's unquantized checkpoint, or one in FP8.
+Integers are kept exactly, with their scales and zero points, in groups of 16, 32, 64 or 128; a scale for more weights is
+repeated for each 128. Other groups, and experts that transformers merges into one tensor, are dequantized, in float32 and then
+rounded to the type that the model computes in; the log names what is dequantized and why. Then a matrix needs as much memory as
+an unquantized one. Activations and the KV cache are not rounded as a checkpoint's configuration asks; products with integers
+round each group of a row to 8 bits. With `--dtype auto`, a float16 checkpoint of integers computes in bfloat16 on a CPU.
+
+Fields of `quantization_config` that are not known, with a value that is not empty, are refused by name; so are tensors whose
+types or shapes do not fit the configuration, and `--quantization` beside integers. Instead of a checkpoint that is refused, use
+the model's unquantized checkpoint, or one of the formats above.
 """
 _LEGEND = """\
 `yes`: in `make test`; `long`: in `make test-long` only.

@@ -1,6 +1,7 @@
 """A model's sizes from its configuration: its class is built on torch's meta device, so no weight is read."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from torch import nn
 from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
+from worker_svc.model.formats.forms import MatrixForm
+from worker_svc.model.formats.registry import format_of
+from worker_svc.model.formats.weights import FormattedWeights
 
 _PROBE_TOKENS = 4
 _BLOCK_SIZE = 16  # any value will do here
@@ -20,15 +24,16 @@ _PACKED = (torch.float32, torch.bfloat16)  # the CPU kernels pack weights of the
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Integers of `bits` with a scale of 2 bytes for each `group`, as the CPU kernels pack them."""
+    """Integers of `bits` with factors of `factor_bytes` for each `group`, as the CPU kernels pack them."""
 
     bits: int
     group: int
+    factor_bytes: int = _SCALE_BYTES
 
     def packed_bytes(self, linear: nn.Linear) -> int:
         """Bytes of a linear module's weight: whole panels of columns, whole groups of depths."""
         columns = -(-linear.out_features // _PANEL) * _PANEL
-        return columns * -(-linear.in_features // self.group) * (self.group * self.bits // 8 + _SCALE_BYTES)
+        return columns * -(-linear.in_features // self.group) * (self.group * self.bits // 8 + self.factor_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,9 @@ class ModelSizes:
     """The sizes that memory depends on.
 
     `loaded_bytes`: of the weights in the compute type; `weight_bytes`: of those that are kept, which
-    `--quantization` makes smaller; `tied_head_bytes`: of a head tied to the embedding, of which a CPU keeps a
-    packed copy; `file_bytes`: of the weight files, None if they are not here; `max_model_len`: the model's
-    maximum, or the one requested.
+    `--quantization` and quantized checkpoints make smaller; `tied_head_bytes`: of a head tied to the embedding,
+    of which a CPU keeps a packed copy; `file_bytes`: of the weight files, None if not all are here;
+    `max_model_len`: the model's maximum, or the one requested.
     """
 
     name: str
@@ -61,11 +66,18 @@ class ModelSizes:
 
 
 def model_sizes(
-    path: Path, *, dtype: str, kv_cache_dtype: str, max_model_len: int | None, rounding: Rounding | None = None
+    path: Path,
+    *,
+    dtype: str,
+    kv_cache_dtype: str,
+    max_model_len: int | None,
+    rounding: Rounding | None = None,
+    packs: bool = False,
 ) -> ModelSizes:
     """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served.
 
-    `rounding`: of the linear weights when they are loaded.
+    `rounding`: of the linear weights when they are loaded. `packs`: True if integers of a quantized checkpoint
+    are kept, as the CPU kernels do.
     """
     if path.is_file():
         to_do = "name a folder with the config.json of the model that it was made from"
@@ -74,11 +86,13 @@ def model_sizes(
         )
     if not (path / "config.json").is_file():
         checkpoint.open_checkpoint(path)  # raises, naming what is missing
-    found = checkpoint.Checkpoint(path, checkpoint.read_config(path), _weight_files(path))
-    checkpoint.check_weights(path, found.weight_files)
+    files = _weight_files(path)
+    reader = checkpoint.weight_reader(path, files) if files else None
+    found = checkpoint.Checkpoint(path, checkpoint.read_config(path), files, reader)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
-    computed = checkpoint.choose_dtype(found, dtype)
+    form_of = _forms(found)
+    computed = checkpoint.choose_dtype(found, dtype, keeps_integers=packs and form_of is not None)
     cached = checkpoint.choose_cache_dtype(kv_cache_dtype, computed)
     with torch.device("meta"):
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
@@ -87,7 +101,8 @@ def model_sizes(
     shape = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
-    saved, tied_head_bytes = (0, _tied_head_bytes(model)) if rounding is None else _rounded(model, rounding)
+    rounding_of = _rounding_of(form_of, packs=packs) if rounding is None else lambda _module: rounding
+    saved, tied_head_bytes = _rounded(model, rounding_of)
     return ModelSizes(
         name=path.resolve().name,
         dtype=str(computed).removeprefix("torch."),
@@ -111,19 +126,44 @@ def model_sizes(
     )
 
 
-def _tied_head_bytes(model: Any) -> int:
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
-    return head.weight.nbytes if is_tied and head.weight.dtype in _PACKED else 0
+RoundingOf = Callable[[str], Rounding | None]
+"""How the weights of a module with this name are packed as integers; None if they are not."""
 
 
-def _rounded(model: Any, rounding: Rounding) -> tuple[int, int]:
-    """Bytes that rounding saves, and those of a tied head; the embedding of which is kept as it is."""
-    embedding = model.get_input_embeddings().weight
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
-    own = [linear for linear in linears if linear.weight is not embedding]
-    saved = sum(linear.weight.nbytes - rounding.packed_bytes(linear) for linear in own)
-    return saved, sum(rounding.packed_bytes(linear) for linear in linears if linear.weight is embedding)
+def _forms(found: checkpoint.Checkpoint) -> Callable[[str], MatrixForm | None] | None:
+    """How modules are stored, by headers or else by config.json; None if the checkpoint has no integers."""
+    if isinstance(found.reader, FormattedWeights):
+        return found.reader.forms.get if found.reader.is_quantized else None
+    said = stored_weights.quantization(checkpoint.read_json(found.path / "config.json"), found.path)
+    if said is None:
+        return None
+    stored = format_of(said)
+    if all(layout.is_float for layout in stored.layouts):
+        return None
+    return lambda module: None if stored.skips(module) else stored.form_of(module)
+
+
+def _rounding_of(form_of: Callable[[str], MatrixForm | None] | None, *, packs: bool) -> RoundingOf:
+    def of(module: str) -> Rounding | None:
+        form = form_of(module) if form_of is not None and packs else None
+        is_kept = form is not None and form.kept_group > 0
+        return Rounding(form.kept_bits, form.kept_group, form.factor_bytes) if form is not None and is_kept else None
+
+    return of
+
+
+def _rounded(model: Any, rounding_of: RoundingOf) -> tuple[int, int]:
+    """Bytes that packing saves, and those of a tied head; the embedding of which is kept as it is."""
+    embedding, saved, tied = model.get_input_embeddings().weight, 0, 0
+    for name, linear in model.named_modules():
+        if type(linear) is not nn.Linear:
+            continue
+        rounding, plain = rounding_of(name), linear.weight.nbytes if linear.weight.dtype in _PACKED else 0
+        if linear.weight is embedding:
+            tied += plain if rounding is None else rounding.packed_bytes(linear)
+        elif rounding is not None:
+            saved += linear.weight.nbytes - rounding.packed_bytes(linear)
+    return saved, tied
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:
@@ -137,7 +177,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
         files = sorted(path / name for name in names)
     else:
         files = [path / "model.safetensors"]
-    return tuple(file for file in files if file.is_file())
+    return tuple(files) if all(file.is_file() for file in files) else ()
 
 
 def _file_bytes(files: tuple[Path, ...]) -> int | None:

@@ -35,14 +35,15 @@ class Wanted:
 def answered(wanted: Wanted) -> MemoryPlan:
     """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
     settings = WorkerSettings.of(model=wanted.folder, **wanted.worker)
+    where = _where(settings, wanted)
     sizes = model_sizes(
         wanted.folder,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
         rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
+        packs=settings.fuse and not where.on_cuda,
     )
-    where = _where(settings, wanted)
     question = MemoryQuestion(
         on_cuda=where.on_cuda,
         memory_bytes=where.memory_bytes,

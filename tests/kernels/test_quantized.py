@@ -13,7 +13,7 @@ from tests.kernels.programs import Bench, packed, random
 DTYPES = [torch.float32, torch.bfloat16]
 # Of one tile, of several, of more than a block of rows.
 COUNTS = (1, 2, 3, 6, 7, 8, 9, 33, 130)
-FORMS = [(8, 32), (8, 128), (8, 16), (4, 32), (4, 128)]
+FORMS = [(8, 32), (8, 128), (8, 16), (4, 32), (4, 64), (4, 128)]
 """Bits and group."""
 
 

@@ -7,24 +7,26 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from paged_kernels.quantized import QuantizedWeight, dense
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
+from worker_svc.model.formats.forms import UnsupportedWeights
+from worker_svc.model.formats.registry import format_of
+from worker_svc.model.formats.weights import FormattedWeights
 from worker_svc.model.fused.packed_linear import WeightOf, plain_weight
 from worker_svc.model.gguf.folder import folder_of
 from worker_svc.model.gguf.header import SUFFIX, open_gguf
 from worker_svc.model.gguf.weights import GgufWeights
-from worker_svc.model.weight_reader import StoredForms, WeightReader
+from worker_svc.model.weight_reader import OnDemand, StoredForms, WeightReader
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +95,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
             "has no tokenizer.json; create it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     config = read_config(path)
-    check_weights(path, weights)
-    return Checkpoint(path, config, weights)
+    return Checkpoint(path, config, weights, weight_reader(path, weights))
 
 
-def check_weights(path: Path, files: tuple[Path, ...]) -> None:
-    """Check the storage format of the weights by the files' headers. Raises ConfigError if it is not supported."""
+def weight_reader(path: Path, files: tuple[Path, ...]) -> WeightReader | None:
+    """Reader of the weights in a folder's files, by their headers; None if transformers reads them.
+
+    Raises ConfigError if they are stored in a way that is not supported.
+    """
     try:
         entries = stored_weights.entries_of(files)
     except (OSError, ValueError) as error:
         raise _error("MODEL_UNREADABLE", path, f"cannot be loaded: {_first_line(error)}") from error
     said = stored_weights.quantization(read_json(path / "config.json"), path)
     _check_quantization(path, stored_weights.problem_of_weights(said, entries))
+    return None if said is None else FormattedWeights(files, format_of(said), entries)
 
 
 def _check_quantization(path: Path, problem: str) -> None:
@@ -130,7 +135,7 @@ def read_config(path: Path) -> PreTrainedConfig:
             "needs code of its own, which Quire never runs; use a model that transformers includes",
         )
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         kind = raw.get("model_type", "none")
         raise _error(
@@ -138,6 +143,10 @@ def read_config(path: Path) -> PreTrainedConfig:
             path,
             f"has model type {kind!r}, which the installed transformers cannot read: {_first_line(error)}",
         ) from error
+    for part in (config, config.get_text_config(decoder=True)):
+        if isinstance(part, PreTrainedConfig):
+            part.__dict__.pop("quantization_config", None)  # transformers would read the weights by it
+    return config
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
@@ -170,11 +179,17 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def choose_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
-    """The compute dtype. `wanted`: "auto" = as stored, else a name of vLLM's --dtype."""
+def choose_dtype(checkpoint: Checkpoint, wanted: str, *, keeps_integers: bool = False) -> torch.dtype:
+    """The compute dtype. `wanted`: "auto" = as stored, else a name of vLLM's --dtype.
+
+    `keeps_integers`: the checkpoint is quantized and the kernels multiply with its integers: "auto" is then
+    bfloat16 in place of float16, for which they have no products.
+    """
     if wanted != "auto":
         return _DTYPES[wanted]
     stored = checkpoint.config.dtype or checkpoint.text_config.dtype
+    if keeps_integers and stored == torch.float16:
+        return torch.bfloat16
     return stored if stored in _DTYPES.values() else torch.float32
 
 
@@ -227,8 +242,11 @@ def load_model(
         if checkpoint.reader is None:
             model, missing = _loaded_by_transformers(checkpoint, cls, dtype, attention, progress, device)
         else:
-            model, missing, weight_of = _loaded_by(checkpoint.reader, checkpoint, cls, dtype, attention, progress)
-            model.to(device or "cpu")
+            model, missing, weight_of = _loaded_by(
+                checkpoint.reader, checkpoint, cls, dtype, attention, progress, device
+            )
+    except UnsupportedWeights as error:
+        raise _error("QUANTIZATION_UNSUPPORTED", checkpoint.path, f"{error}; {stored_weights.TO_DO}") from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise _error("MODEL_UNREADABLE", checkpoint.path, f"cannot be loaded: {_first_line(error)}") from error
     if missing:
@@ -250,7 +268,6 @@ def _loaded_by_transformers(
             checkpoint.path,
             dtype=dtype,
             attn_implementation=attention,
-            quantization_config=_dequantizing(checkpoint),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -267,32 +284,35 @@ def _loaded_by(
     dtype: torch.dtype,
     attention: str,
     progress: Progress,
+    device: torch.device | None,
 ) -> tuple[PreTrainedModel, list[str], WeightOf]:
     """The model, names of missing weights, and the stored form of the others."""
-    state: dict[str, torch.Tensor] = {}
-    quantized: dict[str, QuantizedWeight] = {}
-    for name, value in reader.read(dtype):
-        state[name] = dense(value)
-        if isinstance(value, QuantizedWeight):
-            quantized[name] = value
-        progress(len(state) / reader.num_tensors)
-    with _reported(lambda _fraction: None):
-        model, notes = cls.from_pretrained(
-            None,
-            config=checkpoint.config,
-            state_dict=state,
-            dtype=dtype,
-            attn_implementation=attention,
-            output_loading_info=True,
-        )
+    taken = OnDemand(reader.tensors(dtype), keeps=device is None)
+    try:
+        with _reported(progress):
+            model, notes = cls.from_pretrained(
+                None,
+                config=checkpoint.config,
+                state_dict=taken.state,
+                dtype=dtype,
+                attn_implementation=attention,
+                output_loading_info=True,
+                device_map=None if device is None else {"": device},
+            )
+    finally:
+        if taken.problem is not None:
+            raise taken.problem
     reader.finish(model)
-    return model, sorted(notes["missing_keys"]), StoredForms(model, quantized) if quantized else plain_weight
+    _check_biases(taken, notes["unexpected_keys"])
+    return model, sorted(notes["missing_keys"]), StoredForms(model, taken) if taken.forms else plain_weight
 
 
-def _dequantizing(checkpoint: Checkpoint) -> FineGrainedFP8Config | None:
-    """Config that dequantizes FP8 weights on load, even if the device could multiply in FP8; None for plain weights."""
-    said = stored_weights.quantization(read_json(checkpoint.path / "config.json"), checkpoint.path)
-    return None if said is None else FineGrainedFP8Config.from_dict(said | {"dequantize": True})
+def _check_biases(taken: OnDemand, unexpected: Collection[str]) -> None:
+    """Raise UnsupportedWeights for a bias of quantized weights that the model does not add. Some tools store biases of zero."""
+    for name in sorted(unexpected):
+        is_bias = name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in taken.quantized
+        if is_bias and name in taken.state and bool(taken.state[name][...].any()):
+            raise UnsupportedWeights(f"has {name}, which transformers' class of this model does not add")
 
 
 class _Bar:

@@ -143,6 +143,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
     fast = decoder_kernels(kernels) if settings.fuse else None
+    dtype = _with_integers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
 
     def on_weights(done: float) -> None:
@@ -199,6 +200,21 @@ def _loaded_onto(device: Device) -> torch.device | None:
             reason="NO_ACCELERATE",
         )
     return device.torch_device
+
+
+def _with_integers(
+    settings: WorkerSettings, found: checkpoint.Checkpoint, dtype: torch.dtype, fast: DecoderKernels | None
+) -> torch.dtype:
+    """The compute dtype for a checkpoint that may store integers; logs if these are not multiplied as they are."""
+    if found.reader is None or not found.reader.is_quantized:
+        return dtype
+    chosen = dtype if fast is None else checkpoint.choose_dtype(found, settings.dtype, keeps_integers=True)
+    name = str(chosen).removeprefix("torch.")
+    if fast is None or not fast.packs_quantized(chosen):
+        log.info("the checkpoint's integers are dequantized to %s: only the compiled CPU kernels keep them", name)
+    elif chosen != dtype:
+        log.info("--dtype auto: %s, because integers are not multiplied with float16", name)
+    return chosen
 
 
 def _choose_weights(

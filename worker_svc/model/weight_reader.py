@@ -1,6 +1,7 @@
 """Interface of readers for checkpoints that transformers does not read itself."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -9,17 +10,22 @@ from transformers import PreTrainedModel
 
 from paged_kernels.quantized import QuantizedWeight
 
+log = logging.getLogger(__name__)
+
+
+Value = torch.Tensor | QuantizedWeight
+
 
 class WeightReader(Protocol):
-    """Reads a checkpoint's tensors under the names of transformers' class."""
+    """Reads a checkpoint's tensors under the names of transformers' class, or older ones that it knows."""
 
-    num_tensors: int
     num_elements: int
     """Weight elements, however they are stored."""
     is_quantized: bool
+    """True if weights are stored as integers."""
 
-    def read(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
-        """Name and value of each tensor, for the compute dtype."""
+    def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
+        """By name what reads a tensor for the compute dtype; several threads may read at once."""
         ...
 
     def finish(self, model: PreTrainedModel) -> None:
@@ -27,12 +33,62 @@ class WeightReader(Protocol):
         ...
 
 
+class OnDemand:
+    """Tensors for transformers' loading, which are read when it takes them, like slices of a safetensors file.
+
+    So a device gets each as it is read, and the host holds few. `keeps`: keep the quantized forms, and the
+    memory of their dequantized weights, to find the parameters that they have become.
+    """
+
+    def __init__(self, tensors: Mapping[str, Callable[[], Value]], *, keeps: bool) -> None:
+        self.state = {name: _Taken(self, name, read) for name, read in tensors.items()}
+        self.forms: dict[str, tuple[torch.Tensor, QuantizedWeight]] = {}
+        self.quantized: set[str] = set()
+        self.problem: Exception | None = None
+        """The error of a tensor, which transformers may report in its own words."""
+        self._keeps = keeps
+
+    def take(self, name: str, read: Callable[[], Value]) -> torch.Tensor:
+        """Read a tensor, dequantized."""
+        try:
+            value = read()
+        except Exception as error:
+            self.problem = error
+            raise
+        if not isinstance(value, QuantizedWeight):
+            return value
+        self.quantized.add(name)
+        weights = value.dequantized()
+        if self._keeps:
+            self.forms[name] = weights, value
+        return weights
+
+
+class _Taken:
+    """One of the tensors."""
+
+    def __init__(self, owner: OnDemand, name: str, read: Callable[[], Value]) -> None:
+        self._owner, self._name, self._read = owner, name, read
+
+    def __getitem__(self, _all: object) -> torch.Tensor:
+        return self._owner.take(self._name, self._read)
+
+
 class StoredForms:
     """The `WeightOf` for a loaded model: quantized weights as they were stored. Hands each out once, and drops it."""
 
-    def __init__(self, model: PreTrainedModel, quantized: dict[str, QuantizedWeight]) -> None:
-        self._of_parameter = {id(model.get_parameter(name)): weight for name, weight in quantized.items()}
+    def __init__(self, model: PreTrainedModel, taken: OnDemand) -> None:
+        """A parameter is found by the memory of the dequantized weights: it may have another name. Merged ones are not found."""
+        places = {tensor.data_ptr(): name for name, (tensor, _) in taken.forms.items()}
+        found = {id(own): name for own in model.parameters() if (name := places.get(own.data_ptr())) is not None}
+        self._of_parameter = {number: taken.forms[name][1] for number, name in found.items()}
+        merged = sorted(taken.forms.keys() - found.values())
+        if merged:
+            log.info(
+                "%d of %d quantized weights are dequantized, because transformers merges them: %s first",
+                *(len(merged), len(taken.forms), merged[0]),
+            )
 
-    def __call__(self, linear: nn.Linear) -> torch.Tensor | QuantizedWeight:
+    def __call__(self, linear: nn.Linear) -> Value:
         """The weight of a linear module; a head that is tied to the embedding has the embedding's."""
         return self._of_parameter.pop(id(linear.weight), linear.weight)

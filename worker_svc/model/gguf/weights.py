@@ -1,6 +1,7 @@
 """Weights of a GGUF file for transformers' class."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from paged_kernels.quantized import QuantizedWeight
 from worker_svc.model import rotary
 from worker_svc.model.gguf.blocks import quantized_weight
 from worker_svc.model.gguf.header import QUANTIZED, ROPE_FACTORS, GgufHeader, model_name
+from worker_svc.model.weight_reader import Value
 
 _PERMUTED = "llama"
 """Architecture whose queries and keys llama.cpp stores with the two elements of a rotated pair side by side."""
@@ -22,14 +24,12 @@ class GgufWeights:
 
     def __init__(self, header: GgufHeader, config: PreTrainedConfig) -> None:
         self._header, self._config = header, config
-        self.num_elements, self.num_tensors = header.num_elements, len(header.tensors)
-        self.is_quantized = header.is_quantized
+        self.num_elements, self.is_quantized = header.num_elements, header.is_quantized
 
-    def read(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
+    def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
         """See WeightReader."""
-        for name, tensor in self._header.tensors.items():
-            if (target := model_name(name)) is not None:
-                yield target, self._in_order(name, _value(tensor, dtype))
+        named = {name: tensor for name, tensor in self._header.tensors.items() if model_name(name) is not None}
+        return {str(model_name(name)): partial(self._read, name, tensor, dtype) for name, tensor in named.items()}
 
     def finish(self, model: PreTrainedModel) -> None:
         """See WeightReader."""
@@ -37,7 +37,10 @@ class GgufWeights:
         if factors is not None:
             rotary.divide_frequencies(model, torch.from_numpy(np.array(factors.data, np.float32)))
 
-    def _in_order(self, name: str, value: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
+    def _read(self, name: str, tensor: ReaderTensor, dtype: torch.dtype) -> Value:
+        return self._in_order(name, _value(tensor, dtype))
+
+    def _in_order(self, name: str, value: Value) -> Value:
         """Undo the order of queries and keys."""
         part = name.split(".")[-2]
         if self._header.architecture != _PERMUTED or part not in {"attn_q", "attn_k"}:
@@ -48,7 +51,7 @@ class GgufWeights:
         return value.rows(order) if isinstance(value, QuantizedWeight) else value[order]
 
 
-def _value(tensor: ReaderTensor, dtype: torch.dtype) -> torch.Tensor | QuantizedWeight:
+def _value(tensor: ReaderTensor, dtype: torch.dtype) -> Value:
     if tensor.tensor_type in QUANTIZED and len(tensor.shape) > 1:
         return quantized_weight(tensor.data, tensor.tensor_type, dtype)
     values = dequantize(tensor.data, tensor.tensor_type)
