@@ -43,7 +43,7 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class StepGrant:
     """Steps that the worker may repeat after a plan (`fast_decode/grants`).
 
     A step in which a sequence draws one of `stop_token_ids`, ascending, is the last of them.

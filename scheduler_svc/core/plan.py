@@ -11,16 +11,16 @@ from heapq import merge
 from operator import itemgetter
 
 from block_manager.cache_rules import Pair
-from scheduler_svc.core.entries import EndedSequence, Grant, ScheduledSequence, SequenceTokens
+from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens, StepGrant
 from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.fast_decode.share import SteadyRuns, SteadyShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [
     "EndedSequence",
-    "Grant",
     "ScheduledSequence",
     "SequenceTokens",
+    "StepGrant",
     "StepOutcome",
     "StepPlan",
     "StepResult",
@@ -85,7 +85,7 @@ class StepPlan:
     free_cpu: int = 0
     events: list[CoreEvent] = field(default_factory=list)
     head_numbers: Mapping[str, Numbers] = field(default_factory=dict)
-    grant: Grant | None = None
+    grant: StepGrant | None = None
     is_repeat: bool = False
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
-from scheduler_svc.core.entries import BlockMoves, Grant
+from scheduler_svc.core.entries import BlockMoves, StepGrant
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
@@ -63,7 +63,7 @@ class PlanBuilder:
     num_caught_up: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
-    grant: Grant | None = None
+    grant: StepGrant | None = None
     is_repeat: bool = False
 
     def extend(self, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0) -> None:

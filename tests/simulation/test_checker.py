@@ -180,7 +180,7 @@ def free_too_early(patch: pytest.MonkeyPatch) -> None:
         block = ledger.tables[sequence.name][0]
         if ledger.gpu.refs[block] == 1:
             ledger.gpu.refs[block] = 0
-            ledger.gpu._free(block)
+            ledger.gpu._free([block])
 
     patch.setattr(PlanBuilder, "extend", careless)
     patch.setattr(BlockPool, "release", lambda self, blocks: None)

@@ -10,6 +10,8 @@ Floats = NDArray[np.float64]
 
 MOST_KEPT = 512
 _FADING = 1 / 64
+_UNIT = 2**52
+"""Values are summed as whole multiples of 1 / _UNIT, so that the sum does not depend on values dropped since."""
 
 
 class Sample:
@@ -18,7 +20,7 @@ class Sample:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
-        self._total = 0.0
+        self._total = 0
         self._tables: tuple[Floats, Floats] | None = None
 
     def __len__(self) -> int:
@@ -27,16 +29,16 @@ class Sample:
     @property
     def mean(self) -> float:
         """Mean of all values; 0 if there are none."""
-        return self._total / max(1, len(self))
+        return self._total / _UNIT / max(1, len(self))
 
     def note(self, number: float) -> None:
         """Add a value; the oldest is dropped."""
         self._recent.append(number)
-        self._total += number
+        self._total += int(number * _UNIT)
         bisect.insort(self._sorted, number)
         if len(self._recent) > MOST_KEPT:
             oldest = self._recent.popleft()
-            self._total -= oldest
+            self._total -= int(oldest * _UNIT)
             del self._sorted[bisect.bisect_left(self._sorted, oldest)]
         self._tables = None
 

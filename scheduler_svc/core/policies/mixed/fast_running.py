@@ -6,7 +6,7 @@ would.
 
 from block_manager.cache_rules import DevicePool
 from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
-from scheduler_svc.core.fast_decode.grants import grant_of, num_granted_steps
+from scheduler_svc.core.fast_decode.grants import grant_of
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
@@ -38,7 +38,7 @@ class SteadyRunning:
             self._inner.run(state, builder)
 
     def repeat(self, state: CoreState, builder: PlanBuilder) -> None:
-        """Schedule the step that the worker runs by a grant, for the rows that are left; their blocks are allocated."""
+        """Schedule the step that the worker runs by a grant, for the rows that are left; they need no blocks."""
         builder.is_repeat = True
         self.run(state, builder)
 
@@ -68,8 +68,7 @@ class SteadyRunning:
         Returns False, and does nothing, if blocks are short.
         """
         rows = self._rows
-        num_granted = 0 if shares or builder.is_repeat else num_granted_steps(rows, scheduled, state)
-        crossing = scheduled[(rows.computed + num_granted >= rows.capacity)[scheduled]]
+        crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
         needed = len(crossing)
         for sequence, num_tokens in shares:
             needed += self._cache.num_blocks_needed(sequence, num_tokens)
@@ -86,7 +85,8 @@ class SteadyRunning:
         self._take_rows(crossing, full, len(rows.members), new_blocks)
         if len(scheduled):
             builder.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
-        builder.grant = grant_of(rows, num_granted)
+        if not (shares or builder.is_repeat):
+            builder.grant = grant_of(rows, scheduled, state)
         self._progress.on_scheduled_rows(rows, at)
         builder.budget.take(len(scheduled))
         return True
