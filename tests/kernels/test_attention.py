@@ -13,7 +13,16 @@ from paged_kernels.reference import ReferenceBackend
 from worker_svc.container import peak_bytes
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}
-SHAPES = [(4, 4, 16, 16), (8, 2, 64, 16), (9, 3, 64, 32), (7, 1, 80, 8), (4, 2, 24, 5), (2, 2, 128, 1), (5, 5, 96, 48)]
+SHAPES = [
+    (4, 4, 16, 16),
+    (8, 2, 64, 16),
+    (9, 3, 64, 32),
+    (7, 1, 80, 8),
+    (4, 2, 24, 5),
+    (2, 2, 128, 1),
+    (5, 5, 96, 48),
+    (6, 2, 41, 16),
+]
 
 
 @pytest.fixture

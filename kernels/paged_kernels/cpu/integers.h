@@ -76,6 +76,7 @@ template <int BITS>
 struct Grouped : IntegerPanels<BITS> {
   using Rows = IntegerRows;
   using Panels = IntegerPanels<BITS>;
+  static constexpr int FETCHED_AHEAD = 0;  // `sums` prefetches
   using Panels::DEPTH, Panels::PARTS, Panels::bias, Panels::factor_bytes, Panels::head_bytes;
 
   // See Plain. Computes panel by panel if the sums would leave too few registers for weights.
@@ -95,7 +96,7 @@ struct Grouped : IntegerPanels<BITS> {
   static constexpr int MOST_SUMS = MOST_ROWS;
 #endif
   // With few rows, computing waits for memory: panels are short, and hardware prefetching restarts with each.
-  static constexpr int FEW_ROWS = 4, FETCHED_AHEAD = 2048;  // bytes
+  static constexpr int FEW_ROWS = 4, LEAD = 2048;  // bytes
 
   template <int ROWS, int PANELS>
   __attribute__((noinline)) static void sums(Rows rows, const char* w, size_t panel, Groups groups, float* out, int out_stride,
@@ -118,7 +119,7 @@ struct Grouped : IntegerPanels<BITS> {
       for (int k = 0; k < units; ++k, at += PANEL_UNIT, a += DEPTH) {
         fetch.some();
         if (ROWS <= FEW_ROWS)
-          for (int p = 0; p < PANELS; ++p) __builtin_prefetch(at + p * panel + FETCHED_AHEAD);
+          for (int p = 0; p < PANELS; ++p) __builtin_prefetch(at + p * panel + LEAD);
         multiply_unit<Factors>(whole, a, rows.depth, at, panel);
       }
 #pragma GCC unroll 4

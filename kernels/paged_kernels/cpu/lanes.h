@@ -140,6 +140,7 @@ template <class V, class S> inline V splat_as(S x) {
     return x - V{};
   }
 }
+inline uint32_t bits_at(const void* from) { uint32_t bits; std::memcpy(&bits, from, sizeof bits); return bits; }
 // Four bytes from memory in every lane. Hides that lanes are equal: GCC would compute what follows with scalars,
 // and broadcast the results.
 template <class V> inline V splat_at(const void* from) {
@@ -147,9 +148,7 @@ template <class V> inline V splat_at(const void* from) {
     const auto half = splat_at<decltype(V::low)>(from);
     return {half, half};
   } else {
-    uint32_t x;
-    std::memcpy(&x, from, sizeof x);
-    V v = splat_as<V>(x);
+    V v = splat_as<V>(bits_at(from));
 #if defined(__AVX2__) && !defined(QUIRE_AVX512)
     asm("" : "+x"(v));
 #elif defined(__ARM_NEON)

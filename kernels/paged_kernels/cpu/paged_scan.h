@@ -217,7 +217,7 @@ class Walk {
 
   // The last element of keys, if it is stored alone.
   __attribute__((noinline)) void add_last(const Run* runs, int count) const {
-    const int unit = dim_ / U::DEPTH;
+    const int unit = (dim_ - 1) / U::DEPTH;
     const uint32_t* query = all_.units.data() + (size_t(unit / SLICE) * all_.queries + base_) * SLICE + unit % SLICE;
     for (const Run* run = runs; run < runs + count; ++run) {
       const auto keys = as<UintVec>(load_vec(run->head + key_element<T>(dim_ - 1, run->offset, cache_.shape), run->count));

@@ -21,7 +21,7 @@ namespace quire {
 #ifdef QUIRE_AVX512
 constexpr int MOST_ROWS = 8, WIDE = 3, WIDE_ROWS = 8;  // 24 of 32 registers accumulate
 #else
-constexpr int MOST_ROWS = 6, WIDE = 2, WIDE_ROWS = 3;  // AVX2: 12 of 16; NEON: 24 of 32
+constexpr int MOST_ROWS = 6, WIDE = 2, WIDE_ROWS = 2;  // AVX2: 12 of 16 registers accumulate; NEON: 24 of 32
 #endif
 constexpr int UNIT_PANELS = 6;  // of one share of work
 constexpr int BLOCK_ROWS = 128;
@@ -33,7 +33,7 @@ template <class E>
 struct Factors {
   static constexpr int PHASES = 1;
   static UintVec weights(UintVec unit, int) { return unit; }
-  static UintVec row(const char* at, int) { return splat_at<UintVec>(at); }
+  static UintVec row(const char* at, int) { return splat_as<UintVec>(bits_at(at)); }
   static Vec add(Vec acc, UintVec a, UintVec w) { return acc + as<Vec>(a) * as<Vec>(w); }
 };
 
@@ -47,7 +47,7 @@ template <>
 struct Factors<BFloat16> : Factors<Float32> {
   static constexpr int PHASES = 2;
   static UintVec weights(UintVec unit, int phase) { return one_of(unit, phase); }
-  static UintVec row(const char* at, int phase) { return one_of(Factors<Float32>::row(at, phase), phase); }
+  static UintVec row(const char* at, int phase) { return one_of(splat_at<UintVec>(at), phase); }
 };
 #endif
 
@@ -88,6 +88,9 @@ struct Fetch {
 template <class E>
 struct Plain : PlainPanels<E> {
   using PlainPanels<E>::DEPTH;
+  // Bytes by which few rows prefetch the weights that they read, or 0: where conversions fill the processor's
+  // window of instructions, too few reads are in flight.
+  static constexpr int FETCHED_AHEAD = LANES > NATIVE_LANES && Factors<E>::PHASES > 1 ? 2048 : 0;
 
   // Rows of one matrix, `stride` elements apart.
   struct Rows {
@@ -217,7 +220,10 @@ class Reader {
   // in both halves at once, so that no lines are left out.
   Fetch fetch(const Part& part) const {
     const char* next = part.panel + part.count < share_.last ? weights_.panel(part.panel + part.count) : ahead_;
-    if (!next || share_.end - share_.begin <= STREAMED_ROWS) return {weights_.panel(part.panel), 0, 0};
+    const char* own = weights_.panel(part.panel);
+    if (share_.end - share_.begin <= STREAMED_ROWS && Form::FETCHED_AHEAD > 0)
+      return {own + Form::FETCHED_AHEAD, part.count > 1 ? weights_.panel_bytes() : 0, PANEL_UNIT};
+    if (!next || share_.end - share_.begin <= STREAMED_ROWS) return {own, 0, 0};
     const size_t bytes = part.count * weights_.panel_bytes(), apart = share_.tiles > 2 ? 0 : bytes / 2;
     const size_t times = size_t(share_.tiles) * weights_.units(), step = (bytes - apart + times - 1) / times;
     return {next + part.number * step * weights_.units(), apart, step};
