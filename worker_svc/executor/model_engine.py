@@ -77,11 +77,11 @@ class ModelEngine:
             self._settle_row_rule(loaded, max_num_batched_tokens)
             max_rows = max_num_batched_tokens if self.invariant else 0
             self._need_adapters().settle(max_rows, strict=bool(self._settings.invariant))
-        tokens = max_num_batched_tokens
+        tokens, seqs = max_num_batched_tokens, max_num_seqs
         if self._device is HOST:
-            tokens = min(tokens, max(profile.MOST_HOST_TOKENS, max_num_seqs))
+            tokens, seqs = min(tokens, profile.MOST_HOST_TOKENS), min(seqs, profile.MOST_HOST_SEQUENCES)
         activation_bytes = self._device.peak_bytes(
-            lambda: profile.run_largest_step(loaded, self.row_rule, tokens, max_num_seqs)
+            lambda: profile.run_largest_step(loaded, self.row_rule, tokens, seqs)
         )
         budget = self._budget(loaded, activation_bytes, tokens)
         counts = memory.count_blocks(budget)

@@ -15,8 +15,8 @@ from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel
 from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
 
-MOST_HOST_TOKENS = 256
-"""Tokens of the profile step on the host, where no block count depends on its memory and every token takes time."""
+MOST_HOST_TOKENS, MOST_HOST_SEQUENCES = 256, 32
+"""Size of the profile step on the host, where no block count depends on its memory, and its time delays the start."""
 _CHECK_TOKENS = 6
 _CHECK_FILLER = 21
 
