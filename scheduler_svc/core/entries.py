@@ -44,7 +44,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepGrant:
-    """Steps that the worker may repeat after a plan (`fast_decode/grants`).
+    """Steps that the worker may repeat after a plan (`policies/mixed/decode_grants`).
 
     A step in which a sequence draws one of `stop_token_ids`, ascending, is the last of them.
     """

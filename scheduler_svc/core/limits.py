@@ -11,7 +11,7 @@ class CoreLimits:
 
     `num_gpu_blocks` includes the null block where the cache rules reserve one. `max_num_batched_tokens`: token
     budget of a step. `long_prefill_token_threshold`: maximum prompt tokens of one request in a step, 0 = no
-    limit. `max_granted_steps`: maximum number of steps that a plan grants (`fast_decode/grants`), 0 = none.
+    limit. `max_granted_steps`: maximum number of steps that a plan grants (`policies/mixed/decode_grants`), 0 = none.
     """
 
     block_size: int

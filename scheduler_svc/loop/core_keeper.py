@@ -55,7 +55,7 @@ class CoreKeeper:
 
     `overlap`: send as many plans ahead of their results as the policy allows; None = unless workers compute
     on the CPU (docs/decisions/0015-no-overlap-on-a-cpu.md). `overlaps`: the resulting setting, which
-    recordings contain. `grants`: whether plans may grant steps, unless they overlap (`core/fast_decode/grants`).
+    recordings contain. `grants`: whether plans may grant steps, unless they overlap (`core/policies/mixed/decode_grants`).
     """
 
     def __init__(

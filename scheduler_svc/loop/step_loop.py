@@ -3,7 +3,7 @@
 `step_pipelining` shows a turn with and without overlap, and says whether there is room for a plan; `settling` is
 what announce and settle do; `intake` takes the inputs; `lane_keeper` handles workers that connect and fail.
 
-A worker that was granted steps (`core/fast_decode/grants`) begins the next one by itself, which its result says;
+A worker that was granted steps (`core/policies/mixed/decode_grants`) begins the next one by itself, which its result says;
 the plan of that step is made at once, and is not sent. Inputs meanwhile may revoke the grant.
 
 If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's collector does;

@@ -85,7 +85,7 @@ class PlanRecord:
     """One plan; sequences are lists, or () if empty. Pairs are [source, destination].
 
     `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
-    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`: see `fast_decode/grants`.
+    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`: see `policies/mixed/decode_grants`.
     """
 
     step: int

@@ -1,6 +1,6 @@
 """Granted steps at the worker: decode steps that it repeats after a plan without waiting for the next one.
 
-The scheduler decides what it grants (`scheduler_svc/core/fast_decode/grants`). Here is what ends a grant early: a
+The scheduler decides what it grants (`scheduler_svc/core/policies/mixed/decode_grants`). Here is what ends a grant early: a
 revocation, the loss of the owner's stream, or a result that changes the batch.
 """
 

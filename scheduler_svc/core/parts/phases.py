@@ -18,7 +18,7 @@ class Phase(Protocol):
 
 @runtime_checkable
 class RepeatablePhase(Phase, Protocol):
-    """A phase that schedules running groups, and can grant repetitions of a step (`fast_decode/grants`)."""
+    """A phase that schedules running groups, and can grant repetitions of a step (`policies/mixed/decode_grants`)."""
 
     def repeat(self, state: CoreState, builder: PlanBuilder) -> None:
         """Schedule the step that the worker runs by a grant."""

@@ -63,7 +63,7 @@ class PlanEvent:
 
 @dataclass(slots=True)
 class Revoked:
-    """Granted steps were revoked (`fast_decode/grants`)."""
+    """Granted steps were revoked (`policies/mixed/decode_grants`)."""
 
     at: float
 

@@ -1,4 +1,4 @@
-"""Random lives in which much decodes and little arrives, so that plans grant steps (`core/fast_decode/grants`)."""
+"""Random lives in which much decodes and little arrives, so that plans grant steps (`core/policies/mixed/decode_grants`)."""
 
 import random
 

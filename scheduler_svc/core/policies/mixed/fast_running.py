@@ -6,11 +6,11 @@ would.
 
 from block_manager.cache_rules import DevicePool
 from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
-from scheduler_svc.core.fast_decode.grants import grant_of
 from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
 from scheduler_svc.core.fast_decode.share import SteadyShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
 from scheduler_svc.core.plan_builder import PlanBuilder
+from scheduler_svc.core.policies.mixed.decode_grants import grant_of
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
