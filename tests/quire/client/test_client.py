@@ -197,7 +197,7 @@ def test_a_killed_gateway_loses_no_request(stack: LocalStack, client: Client, ot
             assert [token for delta in (begun, *read.result(30)) for token in delta.token_ids] == expected
         assert several.target == stack.grpc_address
     other.start()
-    patient = RetryPolicy(max_attempts=20, max_pause_s=0.4)
+    patient = RetryPolicy(max_attempts=200, max_pause_s=0.4)
     with Client(other.address, retries=patient) as alone, ThreadPoolExecutor(1) as threads:
         tokens: list[int] = []
         for delta in alone.generate_stream("x", params, options=RESUMABLE):
