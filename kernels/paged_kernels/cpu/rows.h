@@ -43,11 +43,13 @@ void rotate(E* head, const E* cosines, const E* sines, int width) {
   for (int i = 0; i < half; i += LANES) {
     const int count = std::min(LANES, half - i);
     const Vec a = load_vec(head + i, count), b = load_vec(head + half + i, count);
-    const Vec left = rounded<E>(a * load_vec(cosines + i, count)) - rounded<E>(b * load_vec(sines + i, count));
-    const Vec right =
-        rounded<E>(b * load_vec(cosines + half + i, count)) + rounded<E>(a * load_vec(sines + half + i, count));
-    store_vec(head + i, left, count);
-    store_vec(head + half + i, right, count);
+    const Vec left_cosine = load_vec(cosines + i, count), left_sine = load_vec(sines + i, count);
+    const Vec right_cosine = load_vec(cosines + half + i, count), right_sine = load_vec(sines + half + i, count);
+    // The first product of each sum is the fused one: compilers choose by the order of statements.
+    const Vec left = rounded<E>(a * left_cosine), minus = rounded<E>(b * left_sine);
+    const Vec right = rounded<E>(b * right_cosine), plus = rounded<E>(a * right_sine);
+    store_vec(head + i, left - minus, count);
+    store_vec(head + half + i, right + plus, count);
   }
 }
 
