@@ -19,7 +19,9 @@ struct Dot {
 #if defined(QUIRE_AVX512) && defined(__AVX512VNNI__)
   static constexpr int PHASES = 1;
   static UintVec part(UintVec bytes, int) { return bytes; }
-  static IntVec add(IntVec sums, UintVec a, UintVec w) { return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)a); }
+  static IntVec add(IntVec sums, UintVec a, UintVec w) {
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)a);
+  }
 #elif defined(__AVX2__)
   // Even bytes, then odd ones, widened to 16 bits: no sum of two products saturates.
   static constexpr int PHASES = 2;
@@ -52,7 +54,6 @@ struct Dot {
   static UintVec part(UintVec bytes, int phase) { return as<UintVec>(as<IntVec>(bytes << (24 - 8 * phase)) >> 24); }
   static IntVec add(IntVec sums, UintVec a, UintVec w) { return sums + as<IntVec>(a) * as<IntVec>(w); }
 #endif
-
 
 #if defined(__ARM_NEON) && defined(__aarch64__)
  private:

@@ -76,6 +76,20 @@ template <class M, class V> inline V select(M mask, V a, V b) {
 }
 template <class V> inline V larger(V a, V b) { return select(a > b, a, b); }
 
+// a * b + c, rounded once where the processor can.
+template <class V> inline V fused(V a, V b, V c) {
+  if constexpr (IsHalves<V>::value) return {fused(a.low, b.low, c.low), fused(a.high, b.high, c.high)};
+#if defined(QUIRE_AVX512)
+  else return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  else return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+  else return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  else return a * b + c;
+#endif
+}
+
 // The same bits as another type.
 template <class To, class From> inline To as(From from) {
   static_assert(sizeof(To) == sizeof(From));

@@ -36,6 +36,11 @@ struct RmsNorm {
   }
 };
 
+// sum + a * b, the product rounded to E. With float32 it is fused, explicitly: where both terms are products,
+// compilers differ in which one they fuse.
+template <class E> inline Vec plus_product(Vec sum, Vec a, Vec b) { return sum + rounded<E>(a * b); }
+template <> inline Vec plus_product<Float32>(Vec sum, Vec a, Vec b) { return fused(a, b, sum); }
+
 // Rotates the first `width` elements of a head by its position's angles; `cosines` and `sines` [width].
 template <class E>
 void rotate(E* head, const E* cosines, const E* sines, int width) {
@@ -45,11 +50,8 @@ void rotate(E* head, const E* cosines, const E* sines, int width) {
     const Vec a = load_vec(head + i, count), b = load_vec(head + half + i, count);
     const Vec left_cosine = load_vec(cosines + i, count), left_sine = load_vec(sines + i, count);
     const Vec right_cosine = load_vec(cosines + half + i, count), right_sine = load_vec(sines + half + i, count);
-    // The first product of each sum is the fused one: compilers choose by the order of statements.
-    const Vec left = rounded<E>(a * left_cosine), minus = rounded<E>(b * left_sine);
-    const Vec right = rounded<E>(b * right_cosine), plus = rounded<E>(a * right_sine);
-    store_vec(head + i, left - minus, count);
-    store_vec(head + half + i, right + plus, count);
+    store_vec(head + i, plus_product<E>(-rounded<E>(b * left_sine), a, left_cosine), count);
+    store_vec(head + half + i, plus_product<E>(rounded<E>(a * right_sine), b, right_cosine), count);
   }
 }
 
