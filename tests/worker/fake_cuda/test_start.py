@@ -12,10 +12,12 @@ from transformers import modeling_utils
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import make_checkpoint
+from tests.support.quantized_files import fp8_blocks, pack_quantized, stored_so
 from tests.worker.fake_cuda import tensors
 from tests.worker.fake_cuda.device import CONTEXT_BYTES, TOTAL_BYTES, FakeDevices
 from tests.worker.fake_cuda.ledger import LEDGER
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.model.weight_reader import OnDemand
 from worker_svc.settings import WorkerSettings
 
 MIB = 2**20
@@ -140,6 +142,36 @@ def test_weights_do_not_gather_on_the_host(tmp_path, monkeypatch):
     assert len(reads) > 100
     assert len(copies) >= len(reads)
     assert LEDGER.num_bytes - on_device > 0.9 * (path / "model.safetensors").stat().st_size
+    assert max(ahead) < len(reads) / 4, ahead
+
+
+@pytest.mark.parametrize("stored", [fp8_blocks((32, 32)), pack_quantized(4, 32)], ids=["fp8", "int4"])
+def test_quantized_weights_do_not_gather_on_the_host(stored, tmp_path, monkeypatch):
+    """They are dequantized as transformers takes them, and are on the device before many others are read."""
+    source = make_checkpoint("llama", tmp_path / "source", num_hidden_layers=12)
+    path = stored_so(source, tmp_path / "stored", stored)
+    reads, copies, ahead = [], [], []
+    take, run = OnDemand.take, tensors._run
+
+    def counted(*args: Any) -> Any:
+        reads.append(1)
+        return take(*args)
+
+    def watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.overloadpacket is tensors.aten.copy_ and not isinstance(args[1], tensors.DeviceTensor):
+            ahead.append(len(reads) - len(copies))
+            copies.append(1)
+        return run(func, args, kwargs)
+
+    monkeypatch.setattr(OnDemand, "take", counted)
+    monkeypatch.setattr(tensors, "_run", watched)
+    gc.collect()
+    on_device = LEDGER.num_bytes
+    engine = loaded(path)
+    assert engine.device == "cuda:0"
+    assert len(reads) > 100
+    assert len(copies) >= len(reads)
+    assert LEDGER.num_bytes - on_device > 0.9 * (source / "model.safetensors").stat().st_size
     assert max(ahead) < len(reads) / 4, ahead
 
 
