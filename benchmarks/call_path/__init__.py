@@ -1,1 +1,1 @@
-"""TODO benchmarks/call_path"""
+"""`python -m benchmarks.call_path`."""

@@ -1,1 +1,1 @@
-"""TODO benchmarks/gpu"""
+"""`python -m benchmarks.gpu`."""

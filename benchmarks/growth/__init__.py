@@ -1,1 +1,1 @@
-"""TODO benchmarks/growth"""
+"""`python -m benchmarks.growth`."""

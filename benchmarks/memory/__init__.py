@@ -1,1 +1,1 @@
-"""TODO benchmarks/memory"""
+"""`python -m benchmarks.memory`."""

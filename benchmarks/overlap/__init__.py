@@ -1,1 +1,1 @@
-"""TODO benchmarks/overlap"""
+"""`python -m benchmarks.overlap`."""

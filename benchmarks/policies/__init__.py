@@ -1,1 +1,1 @@
-"""TODO benchmarks/policies"""
+"""`python -m benchmarks.policies`."""

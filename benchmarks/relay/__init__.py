@@ -1,1 +1,1 @@
-"""TODO benchmarks/relay"""
+"""`python -m benchmarks.relay`."""

@@ -1,1 +1,1 @@
-"""TODO benchmarks/scheduler_core"""
+"""`python -m benchmarks.scheduler_core`."""

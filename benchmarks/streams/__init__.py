@@ -1,1 +1,1 @@
-"""TODO benchmarks/streams"""
+"""`python -m benchmarks.streams`."""

@@ -1,1 +1,1 @@
-"""TODO benchmarks/tracing"""
+"""`python -m benchmarks.tracing`."""

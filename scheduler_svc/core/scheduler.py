@@ -59,6 +59,7 @@ class Scheduler:
         self.step = 0
         self._intake = intake
         self._phases = phases
+        self._repeatable = _repeatable(phases)
         self._placement = placement
         self._progress = progress
         self._outputs = outputs
@@ -194,9 +195,8 @@ class Scheduler:
         """
         self._num_granted -= 1
         builder = self._new_builder(now, lane=0)
-        for phase in self._phases:
-            if isinstance(phase, RepeatablePhase):
-                phase.repeat(self._state, builder)
+        for phase in self._repeatable:
+            phase.repeat(self._state, builder)
         return self._sealed(builder)
 
     @property
@@ -289,7 +289,7 @@ class Scheduler:
     def change(self, spec: PolicySpec, progress: Progress, outputs: OutputRules, phases: list[Phase]) -> None:
         """Swap policy parts; `live_change` checks compatibility."""
         self.spec, self._progress, self._outputs, self._phases = spec, progress, outputs, phases
-        self._is_changed = True
+        self._repeatable, self._is_changed = _repeatable(phases), True
 
     @property
     def parts(self) -> list[object]:
@@ -409,3 +409,8 @@ class Scheduler:
                 self._state.steady.leave(sequence.group)
                 return sequence
         return None
+
+
+def _repeatable(phases: list[Phase]) -> list[RepeatablePhase]:
+    """The phases that can grant repetitions."""
+    return [phase for phase in phases if isinstance(phase, RepeatablePhase)]

@@ -13,19 +13,24 @@ from svc_common.errors import InvalidArgument
 
 @dataclass(slots=True)
 class _Granted:
-    """`num_left` is changed by the engine thread only, `is_revoked` by the event loop only."""
+    """`num_left` and `last_begun` are changed by the engine thread only, `is_revoked` by the event loop only."""
 
     num_left: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     is_revoked: bool = False
+    last_begun: int = 0
 
 
 class DecodeGrants:
-    """The grant of the last plan. `last_begun`: the last step that was begun by a grant; 0 = none."""
+    """The grant of the last plan."""
 
     def __init__(self) -> None:
         self._granted = _Granted()
-        self.last_begun = 0
+
+    @property
+    def last_begun(self) -> int:
+        """The last step that was begun by the last plan's grant; 0 = none."""
+        return self._granted.last_begun
 
     def receive(self, message: worker_pb2.SchedulerOutputs) -> None:
         """Take the grant of a plan, which replaces the one before. Raises InvalidArgument for one that cannot be run."""
@@ -53,9 +58,9 @@ class DecodeGrants:
         if not granted.num_left or granted.is_revoked or not _goes_on(result, granted.stop_token_ids):
             return None
         granted.num_left -= 1
-        self.last_begun = outputs.step_id + 1
+        granted.last_begun = outputs.step_id + 1
         return worker_pb2.SchedulerOutputs(
-            step_id=self.last_begun,
+            step_id=granted.last_begun,
             epoch=outputs.epoch,
             num_decode_steps=1,
             scheduler_step=outputs.scheduler_step + 1,
@@ -63,7 +68,7 @@ class DecodeGrants:
 
     def reset(self) -> None:
         """A new epoch begins."""
-        self._granted, self.last_begun = _Granted(), 0
+        self._granted = _Granted()
 
 
 def _goes_on(result: worker_pb2.WorkerOutputs, stop_token_ids: frozenset[int]) -> bool:
