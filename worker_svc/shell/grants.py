@@ -22,7 +22,7 @@ class _Granted:
 
 
 class DecodeGrants:
-    """The grant of the last plan."""
+    """The grant of the last plan of an epoch."""
 
     def __init__(self) -> None:
         self._granted = _Granted()
@@ -34,10 +34,9 @@ class DecodeGrants:
 
     def receive(self, message: worker_pb2.SchedulerOutputs) -> None:
         """Take the grant of a plan, which replaces the one before. Raises InvalidArgument for one that cannot be run."""
+        self._granted, grant = _Granted(), message.grant
         if not message.HasField("grant"):
-            self._granted = _Granted()
             return
-        grant = message.grant
         if not grant.num_steps or message.num_decode_steps > 1:
             raise InvalidArgument.field("grant.num_steps", "must be at least 1, for a plan of one decode step")
         stops = wire_arrays.unpack(grant.stop_token_ids, "grant.stop_token_ids", minimum=0)
@@ -65,10 +64,6 @@ class DecodeGrants:
             num_decode_steps=1,
             scheduler_step=outputs.scheduler_step + 1,
         )
-
-    def reset(self) -> None:
-        """A new epoch begins."""
-        self._granted = _Granted()
 
 
 def _goes_on(result: worker_pb2.WorkerOutputs, stop_token_ids: frozenset[int]) -> bool:

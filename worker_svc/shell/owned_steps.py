@@ -140,7 +140,7 @@ class OwnedSteps:
     def _begin_epoch(self) -> None:
         self._spans.end_all("epoch over")
         self._meter.begin_epoch()
-        self._grants.reset()
+        self._grants = DecodeGrants()
         reset = self._thread.submit(self._lifecycle.engine.reset)
         reset.add_done_callback(lambda done: self._lost(done.exception()) if done.exception() else None)
 
