@@ -34,7 +34,7 @@ TWINS = ("vllm-v1", "vllm-v1-async", "static", "quire")
 
 @dataclass
 class Sums:
-    """What all runs did under one preset. `steps`: of twins the shares that were steady. `next_seed`: where the next run begins."""
+    """What all runs did under one preset. `steps`: of twins, shares in fast decode. `next_seed`: where the next run begins."""
 
     next_seed: int = FIRST_SEED
     lives: int = 0

@@ -79,10 +79,10 @@ class Model:
         for entry in entries:
             if (life := self._lives.get(entry.name)) is not None:
                 self._compute(plan.step, entry, life)
-        steady = plan.steady.names() if plan.steady is not None else []
+        fast = plan.fast.names() if plan.fast is not None else []
         column = [] if result.column is None else result.column.tolist()
         tokens = {name: ids[0] for name, ids in result.tokens.items()}
-        self.results[plan.step] = {**tokens, **dict(zip(steady, column, strict=True))}
+        self.results[plan.step] = {**tokens, **dict(zip(fast, column, strict=True))}
 
     def updated(self, result: StepResult, outcome: StepOutcome) -> None:
         """Record an applied result and its outcome."""

@@ -96,7 +96,7 @@ class Drive:
         self.update_ns = 0
         self._aligned = aligned
         self._rng = np.random.default_rng(case.running)
-        self._under_way: deque[StepResult] = deque()
+        self._in_flight: deque[StepResult] = deque()
         self._num_added = 0
         self._num_ended = 0
         self._lifetime = case.num_requests // case.num_ends if case.churn else _FOREVER
@@ -129,14 +129,14 @@ class Drive:
         result = self._result(plan)
         if self.model is not None:
             self.model.planned(plan, result)
-        self._under_way.append(result)
-        if len(self._under_way) == self.core.depth:
+        self._in_flight.append(result)
+        if len(self._in_flight) == self.core.depth:
             self._update()
         return plan
 
     def finish(self) -> list[str]:
         """Apply the results in flight. Returns the differences between core and model."""
-        while self._under_way:
+        while self._in_flight:
             self._update()
         return self.model.differences_of(self.core) if self.model is not None else []
 
@@ -153,11 +153,11 @@ class Drive:
         """One token per sampling sequence: by name, and for fast decode rows as a column."""
         tokens = self._rng.integers(0, _VOCAB, len(plan.entries)).tolist()
         by_name = {entry.name: [token] for entry, token in zip(plan.entries, tokens, strict=True) if entry.samples}
-        steady = 0 if plan.steady is None else len(plan.steady.rows)
-        return StepResult(plan.step, by_name, column=self._rng.integers(0, _VOCAB, steady) if steady else None)
+        num_fast = 0 if plan.fast is None else len(plan.fast.rows)
+        return StepResult(plan.step, by_name, column=self._rng.integers(0, _VOCAB, num_fast) if num_fast else None)
 
     def _update(self) -> None:
-        result = self._under_way.popleft()
+        result = self._in_flight.popleft()
         started = time.process_time_ns()
         outcome: StepOutcome = self.core.update(result)
         self.update_ns += time.process_time_ns() - started

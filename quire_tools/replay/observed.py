@@ -77,7 +77,7 @@ class Observed:
     def close(self) -> None:
         """Write fast decode rows back to their requests at the end of the replay."""
         if self._core is not None:
-            self._core.state.steady.sync_all()
+            self._core.state.fast_rows.sync_all()
 
     def is_censored(self, request_id: str) -> bool:
         """True if the request's natural length is unknown: it was cancelled, failed, or had not ended."""

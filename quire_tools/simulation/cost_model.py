@@ -32,9 +32,9 @@ class StepShape:
     def of(cls, plan: StepPlan, block_size: int) -> "StepShape":
         """The shape of a plan. Cached blocks of `block_size` tokens count as context, although v0 schedules them."""
         prefill, decodes, context, pairs = 0, 0, 0, 0
-        if plan.steady is not None:
-            decodes = len(plan.steady.rows)
-            context = int(plan.steady.computed_before.sum()) + decodes
+        if plan.fast is not None:
+            decodes = len(plan.fast.rows)
+            context = int(plan.fast.computed_before.sum()) + decodes
         for entry in plan.entries:
             end = entry.computed_before + entry.num_tokens
             context += end

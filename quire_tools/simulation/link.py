@@ -186,8 +186,8 @@ class Link:
             return result
         name = self._rng.choice(plan.scheduled).name
         tokens = dict(result.tokens)
-        if result.column is not None and plan.steady is not None:
-            tokens |= {n: [int(t)] for n, t in zip(plan.steady.names(), result.column, strict=True)}
+        if result.column is not None and plan.fast is not None:
+            tokens |= {n: [int(t)] for n, t in zip(plan.fast.names(), result.column, strict=True)}
         for part in (tokens, result.children, result.candidates):
             part.pop(name, None)
         return replace(result, tokens=tokens, column=None, failed={name: "not finite"})

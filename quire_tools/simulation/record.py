@@ -58,9 +58,9 @@ class Recorder:
             if entry.fresh and record.admitted_steps[-1:] != [plan.step]:
                 record.admitted_steps.append(plan.step)
             self._count(entry, record)
-        if plan.steady is not None:
-            members, reached = plan.steady.members, self._reached
-            for row, before in zip(plan.steady.rows.tolist(), plan.steady.computed_before.tolist(), strict=True):
+        if plan.fast is not None:
+            members, reached = plan.fast.members, self._reached
+            for row, before in zip(plan.fast.rows.tolist(), plan.fast.computed_before.tolist(), strict=True):
                 group = members[row]
                 requests[group.request.request_id].num_computed_tokens += 1
                 reached[group.sequences[0].name] = before + 1
@@ -79,9 +79,9 @@ class Recorder:
         """Record a result that was applied."""
         requests, step = self.history.requests, answer.plan.step
         self.history.steps.add(answer.plan, answer.shape, answer.started_s, answer.duration_s)
-        if outcome.steady is not None:
-            members = outcome.steady.members
-            for row in outcome.steady.rows.tolist():
+        if outcome.fast is not None:
+            members = outcome.fast.members
+            for row in outcome.fast.rows.tolist():
                 requests[members[row].request.request_id].token_times_s.append(now)
         for run in outcome.entries:
             record = requests[run.request_id]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire_tools.simulation.token_model import TokenModel
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Group, Request
 
@@ -42,13 +42,13 @@ class VirtualWorker:
         for entry in plan.entries:
             if entry.samples:
                 self._sample(self._settled(entry), result)
-        return result if plan.steady is None else replace(result, column=self._column(plan.steady))
+        return result if plan.fast is None else replace(result, column=self._column(plan.fast))
 
-    def _column(self, steady: SteadyShare) -> NDArray[np.int64]:
+    def _column(self, fast: FastShare) -> NDArray[np.int64]:
         """The tokens of the fast-decode rows."""
-        rows = zip(steady.rows.tolist(), steady.computed_before.tolist(), strict=True)
-        members, token = steady.members, self._tokens.token
-        drawn = np.empty(len(steady.rows), np.int64)
+        rows = zip(fast.rows.tolist(), fast.computed_before.tolist(), strict=True)
+        members, token = fast.members, self._tokens.token
+        drawn = np.empty(len(fast.rows), np.int64)
         for at, (row, before) in enumerate(rows):
             sequence = members[row].sequences[0]
             offset = before + 1 - sequence.num_prompt_tokens

@@ -13,7 +13,7 @@ from operator import itemgetter
 from block_manager.cache_rules import Pair
 from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens, StepGrant
 from scheduler_svc.core.fast_decode.rows import Ints
-from scheduler_svc.core.fast_decode.share import SteadyRuns, SteadyShare
+from scheduler_svc.core.fast_decode.share import FastRuns, FastShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers
 
 __all__ = [
@@ -43,10 +43,10 @@ class StepPlan:
     - `late`: requests that are no longer scheduled while their end is pending (`async_output`).
     - `num_decode_steps`: decode steps that the worker runs for this plan; above 1 only if all shares are
       decodes.
-    - `entries`: all shares except the fast-decode ones in `steady`, with `tickets` giving their positions among
+    - `entries`: all shares except the fast-decode ones in `fast`, with `tickets` giving their positions among
       those; `scheduled` has all.
     - `swapped_in`, `swapped_out`, `copied`: number of pairs of each request.
-    - `steady`: None where no row is scheduled.
+    - `fast`: None where no row is scheduled.
     - `events`: changes of state and reason since the last plan.
     - `grant`: steps that the worker may repeat after this one; None where there are none.
     - `is_repeat`: the worker runs this step by an earlier plan's grant, so that it is not sent.
@@ -57,7 +57,7 @@ class StepPlan:
     step: int
     lane: int
     entries: list[ScheduledSequence] = field(default_factory=list)
-    steady: SteadyShare | None = None
+    fast: FastShare | None = None
     tickets: list[int] = field(default_factory=list)
     written_out: list[ScheduledSequence] | None = None
     swap_in: list[Pair] = field(default_factory=list)
@@ -91,11 +91,11 @@ class StepPlan:
     @property
     def scheduled(self) -> list[ScheduledSequence]:
         """All shares in scheduling order; fast-decode rows are expanded on first access."""
-        if self.steady is None:
+        if self.fast is None:
             return self.entries
         if self.written_out is None:
             loose = zip(self.tickets, self.entries, strict=True)
-            self.written_out = [entry for _, entry in merge(loose, self.steady.entries(), key=itemgetter(0))]
+            self.written_out = [entry for _, entry in merge(loose, self.fast.entries(), key=itemgetter(0))]
         return self.written_out
 
     @property
@@ -104,19 +104,19 @@ class StepPlan:
 
         Plans with equal signatures have the same rows, each one token further for each step between them.
         """
-        if self.steady is None or self.entries:
+        if self.fast is None or self.entries:
             return None
-        return self.steady.batch_signature, int(self.steady.computed_before[0]) - self.step
+        return self.fast.batch_signature, int(self.fast.computed_before[0]) - self.step
 
     @property
     def num_scheduled(self) -> int:
         """Number of sequences with a share."""
-        return len(self.entries) + (0 if self.steady is None else len(self.steady.rows))
+        return len(self.entries) + (0 if self.fast is None else len(self.fast.rows))
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all shares."""
-        num_tokens = 0 if self.steady is None else len(self.steady.rows)
+        num_tokens = 0 if self.fast is None else len(self.fast.rows)
         for entry in self.entries:
             num_tokens += entry.num_tokens
         return num_tokens
@@ -124,7 +124,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """True if the worker has nothing to execute."""
-        return not (self.entries or self.steady or self.swap_in or self.swap_out or self.copy)
+        return not (self.entries or self.fast or self.swap_in or self.swap_out or self.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,28 +161,28 @@ class StepResult:
 class StepOutcome:
     """What `update()` did with a result. A sequence's run precedes its entry in `ended`. `dropped`: losing beams.
 
-    `entries`: all runs except the fast-decode ones in `steady`, with `tickets` giving their positions among
+    `entries`: all runs except the fast-decode ones in `fast`, with `tickets` giving their positions among
     those.
     """
 
     entries: list[SequenceTokens] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
-    steady: SteadyRuns | None = None
+    fast: FastRuns | None = None
     tickets: list[int] = field(default_factory=list)
 
     @property
     def has_tokens(self) -> bool:
         """True if any sequence gained a token."""
-        return bool(self.entries) or (self.steady is not None and len(self.steady.rows) > 0)
+        return bool(self.entries) or (self.fast is not None and len(self.fast.rows) > 0)
 
     @property
     def runs(self) -> list[SequenceTokens]:
         """All runs in the plan's order; fast-decode rows are expanded."""
-        if self.steady is None:
+        if self.fast is None:
             return self.entries
-        runs = self.steady.runs()
+        runs = self.fast.runs()
         if not self.entries:
             return runs
         loose = zip(self.tickets, self.entries, strict=True)
-        return [run for _, run in merge(loose, zip(self.steady.tickets(), runs, strict=True), key=itemgetter(0))]
+        return [run for _, run in merge(loose, zip(self.fast.tickets(), runs, strict=True), key=itemgetter(0))]

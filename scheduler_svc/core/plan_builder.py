@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
 from scheduler_svc.core.entries import BlockMoves, StepGrant
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.request import Group, Sequence
@@ -56,7 +56,7 @@ class PlanBuilder:
     lookups: list[tuple[str, int]] = field(default_factory=list)
     ended: list[EndedSequence] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-    steady: SteadyShare | None = None
+    fast: FastShare | None = None
     in_need: Group | None = None
     favoured: Group | None = None
     torn: dict[str, None] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class PlanBuilder:
             step=step,
             lane=self.lane,
             entries=scheduled,
-            steady=self.steady,
+            fast=self.fast,
             tickets=tickets,
             swap_in=self.swap_in.pairs,
             swap_out=self.swap_out.pairs,

@@ -11,7 +11,7 @@ from scheduler_svc.core.state import CoreState
 
 
 class PlansInFlight:
-    """Owner of the shares of all plans in flight, except fast-decode rows, which `SteadyRows` keeps by step."""
+    """Owner of the shares of all plans in flight, except fast-decode rows, which `FastRows` keeps by step."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -24,8 +24,8 @@ class PlansInFlight:
 
     def take_off(self, plan: StepPlan, builder: PlanBuilder) -> None:
         """Record a plan with work as in flight."""
-        if plan.steady is not None:
-            self._state.steady.take_off(plan.step, plan.steady.rows, plan.steady.computed_before)
+        if plan.fast is not None:
+            self._state.fast_rows.take_off(plan.step, plan.fast.rows, plan.fast.computed_before)
         if plan.swapped_out:
             self._moved[plan.step] = list(plan.swapped_out)
         self._by_step[plan.step] = [
@@ -40,20 +40,20 @@ class PlansInFlight:
 
     def land_as_objects(self, step: int) -> list[SequenceInFlight]:
         """Remove and return all shares of a plan when its result will not be applied; its rows become objects."""
-        self._state.steady.dissolve()
-        left = self._state.steady.land(step)
+        self._state.fast_rows.dissolve()
+        left = self._state.fast_rows.land(step)
         rows = [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*self.land(step), *rows], key=lambda flight: flight.ticket)
 
     def clear(self) -> None:
         """Drop all plans in flight."""
-        self._state.steady.dissolve()
+        self._state.fast_rows.dissolve()
         self._by_step.clear()
         self._moved.clear()
 
     def clear_lane(self, lane: int) -> None:
         """Drop the plans in flight for that lane, and those without remaining shares (their lane is unknown)."""
-        self._state.steady.dissolve()
+        self._state.fast_rows.dissolve()
         for step, flights in list(self._by_step.items()):
             if not flights or flights[0].sequence.lane == lane:
                 del self._by_step[step]
@@ -64,7 +64,7 @@ class PlansInFlight:
         names = {sequence.name for sequence in sequences}
         for step, flights in self._by_step.items():
             self._by_step[step] = [flight for flight in flights if flight.sequence.name not in names]
-        self._state.steady.discard([sequence.group for sequence in sequences])
+        self._state.fast_rows.discard([sequence.group for sequence in sequences])
 
     def groups_built_on(self, failed: list[SequenceInFlight]) -> list[Group]:
         """Other groups, in order, that may depend on the KV that these shares were to compute.
@@ -90,7 +90,7 @@ class PlansInFlight:
     def _names(self) -> set[str]:
         """Names of the first sequences of all groups in plans in flight."""
         groups = [flight.sequence.group for flights in self._by_step.values() for flight in flights]
-        rows = [group for flight in self._state.steady.flights.values() for group in flight.left.values()]
+        rows = [group for flight in self._state.fast_rows.flights.values() for group in flight.left.values()]
         return {group.sequences[0].name for group in [*groups, *rows]}
 
     def _blocks_to_fill(self, flights: list[SequenceInFlight]) -> set[int]:

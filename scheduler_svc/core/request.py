@@ -164,7 +164,7 @@ class Group:
     - `num_fruitless`: preemptions in the same situation since any sequence gained a token; maintained by the
       progress guard.
     - `ticket`: order of entering the running queue.
-    - `is_steady`: its counters are held by the fast decode path (`SteadyRows`).
+    - `is_fast`: its counters are held by the fast decode path (`FastRows`).
     - `lane`: where it was planned last; some placements never change it.
     - `num_charged`: output tokens charged to its tenant while it runs (`tenant_accounts`).
     - `mask_debt_s`, `is_paused`: seconds by which its grammar masks delayed steps, and whether it sits out
@@ -180,7 +180,7 @@ class Group:
     num_fruitless: int = 0
     num_indexes: int = 1
     ticket: int = -1
-    is_steady: bool = False
+    is_fast: bool = False
     lane: int | None = None
     num_charged: int = 0
     mask_debt_s: float = 0.0

@@ -78,7 +78,7 @@ class Scheduler:
     @property
     def state(self) -> CoreState:
         """The full state with all counters up to date. For inspection only: it writes back every fast-decode row."""
-        self._state.steady.sync_all()
+        self._state.fast_rows.sync_all()
         return self._state
 
     @property
@@ -108,7 +108,7 @@ class Scheduler:
         """The unfinished request with that id, its counters up to date; None if there is none."""
         request = self._state.requests.get(request_id)
         for group in request.groups if request else ():
-            self._state.steady.sync(group)
+            self._state.fast_rows.sync(group)
         return request
 
     def add(self, request: Request) -> None:
@@ -280,7 +280,7 @@ class Scheduler:
         in flight are discarded; they are generated again and would otherwise be delivered twice.
         """
         if preempt_running:
-            self._state.steady.dissolve()
+            self._state.fast_rows.dissolve()
             lost_work.send_back([*self._state.running, *self._state.swapped], self._state, self._flights)
         return self._state.cache.try_reset_prefixes()
 
@@ -338,7 +338,7 @@ class Scheduler:
     def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
         builder = self._new_builder(now, lane)
         builder.ended += self._outputs.before_plan(self._state)
-        self._state.masks.begin_plan(self._state.running, self._state.steady)
+        self._state.masks.begin_plan(self._state.running, self._state.fast_rows)
         for phase in self._phases:
             phase.run(self._state, builder)
         if is_last:
@@ -354,7 +354,7 @@ class Scheduler:
 
     def _sealed(self, builder: PlanBuilder) -> StepPlan:
         """The finished plan, which is in flight from now on."""
-        if builder.entries or not builder.steady:  # rows of fast decode commit nothing
+        if builder.entries or not builder.fast:  # rows of fast decode commit nothing
             builder.commit(self._state)
         self.step += 1
         plan = builder.seal(self.step, self._state)
@@ -380,7 +380,7 @@ class Scheduler:
         A swapped group is first recomputed instead: if it was swapped out during its prefill, the rest of its
         prompt must be computed in the step that swaps it in, and that may exceed the token budget of a step.
         """
-        idle = self._state.requests and not (builder.entries or builder.steady or builder.ended or self._flights)
+        idle = self._state.requests and not (builder.entries or builder.fast or builder.ended or self._flights)
         idle = bool(idle) and not self._state.is_warming_up
         if self._state.masks.on_plan(is_empty=idle) or not self._state.guard.on_plan(is_empty=idle):
             return
@@ -406,7 +406,7 @@ class Scheduler:
         request = self._state.requests.get(request_id)
         for sequence in request.unfinished if request else ():
             if sequence.index == int(index):
-                self._state.steady.leave(sequence.group)
+                self._state.fast_rows.leave(sequence.group)
                 return sequence
         return None
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.fast_decode.rows import SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import CostBook
 from scheduler_svc.core.parts.output_lengths import OutputLengths
@@ -30,7 +30,7 @@ class CoreState:
     - `lengths`: observed output lengths.
     - `costs`: of work on the worker.
     - `masks`: groups that sit out steps because of mask time.
-    - `steady`: the fast-decode rows.
+    - `fast_rows`: the fast-decode rows.
     - `num_started`: number of times a group entered the running queue.
     - `num_lost_tokens`: computed tokens that preempted groups must recompute.
     - `is_warming_up`: set by `Scheduler.warm_up`.
@@ -42,7 +42,7 @@ class CoreState:
     waiting: GroupQueue
     max_total_tokens: int
     guard: ProgressGuard
-    steady: SteadyRows
+    fast_rows: FastRows
     journal: WaitJournal = field(default_factory=WaitJournal)
     lengths: OutputLengths = field(default_factory=OutputLengths)
     costs: CostBook = field(default_factory=CostBook)
@@ -101,7 +101,7 @@ class CoreState:
 
         With its last sequence the group leaves its queue.
         """
-        self.steady.leave(sequence.group)
+        self.fast_rows.leave(sequence.group)
         self.cache.release(sequence)
         return self.end(sequence, status, error)
 

@@ -19,7 +19,7 @@ from scheduler_svc.gateways.output_messages import (
 )
 from scheduler_svc.gateways.resubmission import attached_elsewhere, meant_by_attach, meant_by_submit
 from scheduler_svc.readiness import Readiness
-from scheduler_svc.requests.live_request import LiveRequest, Outlet
+from scheduler_svc.requests.live_request import Delivery, LiveRequest
 from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.requests.submission import Submission, parse
 from svc_common.clock import monotonic_ns
@@ -59,8 +59,8 @@ class AttachedGateway:
         self._readiness = readiness
         self._holding = holding
         self._unconfirmed: dict[int, engine_pb2.HeldRequest] = {}
-        self._outlets: dict[int, Outlet] = {}
-        self._dirty: dict[int, Outlet] = {}
+        self._deliveries: dict[int, Delivery] = {}
+        self._dirty: dict[int, Delivery] = {}
         self._refusals: list[engine_pb2.Failed] = []
         self._state_changed = False
         self._queue_changed = False
@@ -76,9 +76,9 @@ class AttachedGateway:
         for attach in message.attaches:
             self._attach(attach)
         for stop in message.stops:
-            outlet = self._outlets.get(stop.handle)
-            if outlet is not None:
-                self._book.stop(outlet.live, stop.choice, stop.token_offset)
+            delivery = self._deliveries.get(stop.handle)
+            if delivery is not None:
+                self._book.stop(delivery.live, stop.choice, stop.token_offset)
         for cancel in message.cancels:
             self._cancel(cancel)
         for detach in message.detaches:
@@ -88,7 +88,7 @@ class AttachedGateway:
 
     def _submit(self, submit: engine_pb2.Submit) -> None:
         try:
-            if submit.handle == 0 or (submit.handle in self._outlets and not self._is_same(submit)):
+            if submit.handle == 0 or (submit.handle in self._deliveries and not self._is_same(submit)):
                 raise InvalidArgument.field("handle", f"{submit.handle} is zero or in use for another request")
             submission = parse(submit, monotonic_ns())
             known = meant_by_submit(self._book, submission, self)
@@ -108,11 +108,11 @@ class AttachedGateway:
         return self._book.accept(submission)
 
     def _is_same(self, submit: engine_pb2.Submit) -> bool:
-        return self._outlets[submit.handle].live.submission.key == (submit.tenant, submit.request_id)
+        return self._deliveries[submit.handle].live.submission.key == (submit.tenant, submit.request_id)
 
     def _attach(self, attach: engine_pb2.Attach) -> None:
         try:
-            if attach.handle == 0 or attach.handle in self._outlets:
+            if attach.handle == 0 or attach.handle in self._deliveries:
                 raise InvalidArgument.field("handle", f"{attach.handle} is zero or in use for another request")
             live = meant_by_attach(self._book, attach)
         except QuireError as error:
@@ -132,29 +132,29 @@ class AttachedGateway:
 
     def _bind(self, handle: int, live: LiveRequest, sent_counts: list[int]) -> None:
         """Send the request's output to `handle` from now on, starting behind the given counts; a former reader loses it."""
-        if live.outlet is not None and live.outlet.reader is self and live.outlet.handle == handle:
-            self._forget(live.outlet)
-        elif live.outlet is not None:
-            live.outlet.reader.lose(live.outlet)
+        if live.delivery is not None and live.delivery.reader is self and live.delivery.handle == handle:
+            self._forget(live.delivery)
+        elif live.delivery is not None:
+            live.delivery.reader.lose(live.delivery)
         self._holding.release(live)
-        live.outlet = self._outlets[handle] = Outlet(
+        live.delivery = self._deliveries[handle] = Delivery(
             self, handle, live, sent_counts + [0] * (live.submission.num_choices - len(sent_counts))
         )
-        self.touch(live.outlet)
+        self.touch(live.delivery)
 
     def _cancel(self, cancel: engine_pb2.Cancel) -> None:
-        outlet = self._outlets.get(cancel.handle)
-        live = outlet.live if outlet is not None else self.held.get(cancel.handle)
+        delivery = self._deliveries.get(cancel.handle)
+        live = delivery.live if delivery is not None else self.held.get(cancel.handle)
         if not cancel.handle:
             live = self._book.find(cancel.tenant, cancel.request_id)
         if live is not None:
             self._book.cancel(live)
 
     def _detach(self, handle: int) -> None:
-        outlet = self._outlets.get(handle)
-        if outlet is not None:
-            self._forget(outlet)
-            self._drop(outlet, "")
+        delivery = self._deliveries.get(handle)
+        if delivery is not None:
+            self._forget(delivery)
+            self._drop(delivery, "")
 
     @property
     def held(self) -> dict[int, LiveRequest]:
@@ -163,15 +163,15 @@ class AttachedGateway:
 
     # --- what it gets ---------------------------------------------------------------------------------------------
 
-    def touch(self, outlet: Outlet) -> None:
-        """Mark the outlet as having new output."""
-        self._dirty[outlet.handle] = outlet
+    def touch(self, delivery: Delivery) -> None:
+        """Mark the delivery as having new output."""
+        self._dirty[delivery.handle] = delivery
         self._wake()
 
-    def lose(self, outlet: Outlet) -> None:
-        """Stop writing an outlet that another reader took over, and report that to the gateway."""
-        if self._forget(outlet):
-            self._refuse(outlet.handle, attached_elsewhere())
+    def lose(self, delivery: Delivery) -> None:
+        """Stop writing a delivery that another reader took over, and report that to the gateway."""
+        if self._forget(delivery):
+            self._refuse(delivery.handle, attached_elsewhere())
 
     def state_changed(self) -> None:
         """Queue the service's state for writing."""
@@ -198,11 +198,11 @@ class AttachedGateway:
             message.queue.CopyFrom(queue_message(self._book.room, monotonic_ns()))
             self._queue_changed = False
         runs = TokenRuns()
-        for outlet in dirty.values():
-            if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE or outlet.handle in self._unconfirmed:
-                self.touch(outlet)
-            elif outlet.live.outlet is outlet:
-                self._put(outlet, message, runs)
+        for delivery in dirty.values():
+            if len(runs.token_ids) >= MAX_TOKENS_PER_MESSAGE or delivery.handle in self._unconfirmed:
+                self.touch(delivery)
+            elif delivery.live.delivery is delivery:
+                self._put(delivery, message, runs)
         if runs.handles:
             runs.fill(message.tokens)
         return message if message.ByteSize() else None
@@ -217,36 +217,36 @@ class AttachedGateway:
             self._wake()
         return taken
 
-    def _put(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
-        live, is_over = outlet.live, outlet.live.is_over
-        if not outlet.started_written and live.time.first_scheduled_ns is not None:
-            outlet.started_written = True
-            message.started.add(handle=outlet.handle, cached_prompt_tokens=live.cached_prompt_tokens)
+    def _put(self, delivery: Delivery, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
+        live, is_over = delivery.live, delivery.live.is_over
+        if not delivery.started_written and live.time.first_scheduled_ns is not None:
+            delivery.started_written = True
+            message.started.add(handle=delivery.handle, cached_prompt_tokens=live.cached_prompt_tokens)
         if is_over and live.failure is None:
-            put_extras(outlet, message)
+            put_extras(delivery, message)
         if is_over or not live.output.ranked:
-            self._put_choices(outlet, message, runs)
+            self._put_choices(delivery, message, runs)
         if is_over:
-            self._put_end(outlet, message)
+            self._put_end(delivery, message)
 
-    def _put_choices(self, outlet: Outlet, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
+    def _put_choices(self, delivery: Delivery, message: engine_pb2.EngineMessage, runs: TokenRuns) -> None:
         """Put new tokens and the end of each choice; the last end carries the request's account."""
-        live = outlet.live
+        live = delivery.live
         for number, choice in enumerate(live.output.choices):
-            if len(choice.tokens) > outlet.sent_counts[number]:
-                runs.put(outlet, number, choice)
-            if choice.ending is not None and number not in outlet.ends_written and live.failure is None:
-                outlet.ends_written.add(number)
-                last = live.is_over and len(outlet.ends_written) == len(live.output.choices)
+            if len(choice.tokens) > delivery.sent_counts[number]:
+                runs.put(delivery, number, choice)
+            if choice.ending is not None and number not in delivery.ends_written and live.failure is None:
+                delivery.ends_written.add(number)
+                last = live.is_over and len(delivery.ends_written) == len(live.output.choices)
                 account = live.account_at_end if last else None
-                message.finished.append(finished_message(outlet.handle, number, choice, account))
+                message.finished.append(finished_message(delivery.handle, number, choice, account))
 
-    def _put_end(self, outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
-        live = outlet.live
+    def _put_end(self, delivery: Delivery, message: engine_pb2.EngineMessage) -> None:
+        live = delivery.live
         if live.failure is not None:
-            message.failed.add(handle=outlet.handle, account=live.account_at_end).MergeFrom(live.failure)
-        outlet.end_written = True
-        self._forget(outlet)
+            message.failed.add(handle=delivery.handle, account=live.account_at_end).MergeFrom(live.failure)
+        delivery.end_written = True
+        self._forget(delivery)
         self._book.delivered(live)
 
     def _refuse(self, handle: int, error: QuireError) -> None:
@@ -257,13 +257,13 @@ class AttachedGateway:
         if self.stream is not None:
             self.stream.wake.set()
 
-    def _forget(self, outlet: Outlet) -> bool:
-        """Stop writing the outlet; False if it was not being written."""
-        if self._outlets.get(outlet.handle) is not outlet:
+    def _forget(self, delivery: Delivery) -> bool:
+        """Stop writing the delivery; False if it was not being written."""
+        if self._deliveries.get(delivery.handle) is not delivery:
             return False
-        del self._outlets[outlet.handle]
-        self._dirty.pop(outlet.handle, None)
-        self._unconfirmed.pop(outlet.handle, None)
+        del self._deliveries[delivery.handle]
+        self._dirty.pop(delivery.handle, None)
+        self._unconfirmed.pop(delivery.handle, None)
         return True
 
     # --- streams connecting and ending ----------------------------------------------------------------------------
@@ -289,16 +289,16 @@ class AttachedGateway:
             self.stream.close()
 
     def _drop_readers(self) -> None:
-        outlets, self._outlets, self._dirty = self._outlets, {}, {}
+        deliveries, self._deliveries, self._dirty = self._deliveries, {}, {}
         self._refusals, self._unconfirmed = [], {}
-        for outlet in outlets.values():
-            self._drop(outlet, self.frontend_id)
+        for delivery in deliveries.values():
+            self._drop(delivery, self.frontend_id)
 
-    def _drop(self, outlet: Outlet, frontend_id: str) -> None:
+    def _drop(self, delivery: Delivery, frontend_id: str) -> None:
         """Handle the loss of a request's reader; `frontend_id`: the gateway that may reclaim it under its handle."""
-        live, live.outlet = outlet.live, None
+        live, live.delivery = delivery.live, None
         if live.submission.resumable:
-            self._holding.hold(live, frontend_id, outlet.handle)
+            self._holding.hold(live, frontend_id, delivery.handle)
         elif live.is_over:
             self._book.delivered(live)
         else:

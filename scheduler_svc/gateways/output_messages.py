@@ -5,7 +5,7 @@ from typing import Any
 
 from protos.engine.v1 import engine_pb2
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptLogprobs
-from scheduler_svc.requests.live_request import LiveRequest, Outlet
+from scheduler_svc.requests.live_request import Delivery, LiveRequest
 from scheduler_svc.requests.waiting_room import WaitingRoom
 from scheduler_svc.worker_values import Top
 from svc_common import wire_arrays
@@ -25,11 +25,11 @@ class TokenRuns:
     has_logprobs: bool = False
     has_tops: bool = False
 
-    def put(self, outlet: Outlet, choice: int, output: ChoiceOutput) -> None:
+    def put(self, delivery: Delivery, choice: int, output: ChoiceOutput) -> None:
         """Add the tokens of a choice that were not sent yet, and advance its sent count."""
-        start = outlet.sent_counts[choice]
+        start = delivery.sent_counts[choice]
         new = output.tokens[start:]
-        self.handles.append(outlet.handle)
+        self.handles.append(delivery.handle)
         self.choices.append(choice)
         self.offsets.append(start)
         self.counts.append(len(new))
@@ -37,7 +37,7 @@ class TokenRuns:
         self.outputs.append(output)
         self.has_logprobs |= bool(output.logprobs)
         self.has_tops |= bool(output.tops)
-        outlet.sent_counts[choice] = start + len(new)
+        delivery.sent_counts[choice] = start + len(new)
 
     def fill(self, found: engine_pb2.TokenColumns) -> None:
         """Pack the columns into an empty message."""
@@ -96,13 +96,13 @@ def held_message(handle: int, live: LiveRequest) -> engine_pb2.HeldRequest:
     )
 
 
-def put_extras(outlet: Outlet, message: engine_pb2.EngineMessage) -> None:
+def put_extras(delivery: Delivery, message: engine_pb2.EngineMessage) -> None:
     """Put what is sent once, before the end: embedding and prompt log probabilities."""
-    output = outlet.live.output
+    output = delivery.live.output
     if output.embedding:
-        message.embeddings.add(handle=outlet.handle, values=output.embedding)
+        message.embeddings.add(handle=delivery.handle, values=output.embedding)
     if output.prompt is not None:
-        message.prompt_logprobs.append(prompt_logprobs_message(outlet.handle, output.prompt))
+        message.prompt_logprobs.append(prompt_logprobs_message(delivery.handle, output.prompt))
 
 
 def prompt_logprobs_message(handle: int, prompt: PromptLogprobs) -> engine_pb2.PromptLogprobs:

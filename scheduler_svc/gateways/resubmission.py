@@ -50,8 +50,8 @@ def attached_elsewhere() -> Aborted:
 
 
 def _check_not_lost(live: LiveRequest, reader: OutputReader) -> None:
-    outlet = live.outlet
-    if outlet is not None and not outlet.end_written and outlet.reader is not reader:
+    delivery = live.delivery
+    if delivery is not None and not delivery.end_written and delivery.reader is not reader:
         raise attached_elsewhere()
 
 

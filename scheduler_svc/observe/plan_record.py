@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
 from svc_common import wire_arrays
 
@@ -192,8 +192,8 @@ class PlanFreezer:
         )
         if entries:
             _add_entries(record, entries)
-        elif plan.steady is not None and plan.steady.new_blocks:
-            record.blocks = _steady_blocks(plan.steady)
+        elif plan.fast is not None and plan.fast.new_blocks:
+            record.blocks = _fast_blocks(plan.fast)
         _add_rare(record, plan)
         return record
 
@@ -236,7 +236,7 @@ def _blocks(entries: list[ScheduledSequence]) -> list[int]:
     return found
 
 
-def _steady_blocks(share: SteadyShare) -> list[int]:
+def _fast_blocks(share: FastShare) -> list[int]:
     found: list[int] = []
     rows = sorted(share.new_blocks)
     for place, row in zip(np.searchsorted(share.rows, rows).tolist(), rows, strict=True):

@@ -67,7 +67,7 @@ class RequestTrace:
     planned_step: int = 0
     first_step: int = 0
     seen_step: int = 0
-    is_steady: bool = False
+    is_decoding: bool = False
     num_steps: int = 0
     num_late_tokens: int = 0
     has_token: bool = False
@@ -84,7 +84,7 @@ class RequestTrace:
         """Open the span of the next phase."""
         self.name, self.start_ns = name, at_ns
         self.first_step = self.num_steps = self.num_late_tokens = 0
-        self.is_steady = False
+        self.is_decoding = False
         self.blocks_max = max(self.blocks.values(), default=0)
         own = {names.REQUEST_ID: self.request_id, **attributes}
         self.span = self.telemetry.span(name, parent=self.parent, attributes=own, start_ns=at_ns)
@@ -130,7 +130,7 @@ class RequestTrace:
 
     def goes_on(self, step: int) -> bool:
         """Count a step with the request's next token, the fast path; False if the step needs `RequestSpans.tokens` instead."""
-        if not self.is_steady or step == self.seen_step:
+        if not self.is_decoding or step == self.seen_step:
             return False
         self.seen_step = step
         self.num_steps += 1
@@ -142,7 +142,7 @@ class RequestTrace:
             self.first_step = self.first_step or step
             self.seen_step = step
             self.num_steps += 1
-            self.is_steady = self.name == names.DECODE
+            self.is_decoding = self.name == names.DECODE
 
     def hold(self, sequence: str, num_blocks: int, *, anew: bool) -> None:
         """Note new blocks of a sequence: its whole table (`anew`), or additional ones. A fork starts with its parent's count."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.entries import ScheduledSequence
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Reason
@@ -95,12 +95,12 @@ class RequestSpans(StepObserver):
         for entry in plan.entries:
             if entry.is_prefill or entry.new_block_ids:
                 self._take_share(entry, moment)
-        if plan.steady is not None:
-            self._take_steady_blocks(plan.steady)
+        if plan.fast is not None:
+            self._take_fast_blocks(plan.fast)
 
-    def _take_steady_blocks(self, steady: SteadyShare) -> None:
-        for row in steady.new_blocks:
-            sequence = steady.members[row].sequences[0]
+    def _take_fast_blocks(self, fast: FastShare) -> None:
+        for row in fast.new_blocks:
+            sequence = fast.members[row].sequences[0]
             if (trace := self._traces.get(sequence.request.request_id)) is not None:
                 trace.hold(sequence.name, 1, anew=False)
 

@@ -27,15 +27,15 @@ class RequestStage(enum.Enum):
 class OutputReader(Protocol):
     """The gateway stream that a request's output goes to."""
 
-    def touch(self, outlet: "Outlet") -> None:
-        """Signal that the outlet has new output."""
+    def touch(self, delivery: "Delivery") -> None:
+        """Signal that the delivery has new output."""
 
-    def lose(self, outlet: "Outlet") -> None:
+    def lose(self, delivery: "Delivery") -> None:
         """Signal that another reader took the request over."""
 
 
 @dataclass(slots=True, eq=False)
-class Outlet:
+class Delivery:
     """A request's connection to its reader. `sent_counts`: output tokens of each choice written so far; later ones are new.
 
     `ends_written`: choices with a written end.
@@ -79,7 +79,7 @@ class LiveRequest:
     output: ChoiceOutputs
     place: RequestStage = RequestStage.PENDING
     request: Request | None = None
-    outlet: Outlet | None = None
+    delivery: Delivery | None = None
     cached_prompt_tokens: int = 0
     num_accepted_drafts: int = 0
     num_rejected_drafts: int = 0
@@ -116,8 +116,8 @@ class LiveRequest:
 
     def touch(self) -> None:
         """Signal the reader, if any, that there is new output."""
-        if self.outlet is not None:
-            self.outlet.reader.touch(self.outlet)
+        if self.delivery is not None:
+            self.delivery.reader.touch(self.delivery)
 
     def on_scheduled(self, now_ns: int) -> bool:
         """Update the timeline when a plan schedules the request first or again after a preemption or loss; True the first time."""

@@ -325,7 +325,7 @@ class RequestBook:
         if live.submission.resumable and self._by_key.get(live.submission.key) is live:
             self._retained.keep(live)
             self._forget_expired()
-        elif live.outlet is None:
+        elif live.delivery is None:
             self._forget(live)
         live.touch()
 
@@ -333,7 +333,7 @@ class RequestBook:
 
     def _forget_expired(self) -> None:
         for live in self._retained.take_expired():
-            if live.outlet is None or live.outlet.end_written:
+            if live.delivery is None or live.delivery.end_written:
                 self._forget(live)
 
     def _forget(self, live: LiveRequest) -> None:

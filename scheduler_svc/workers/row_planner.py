@@ -72,8 +72,8 @@ class RowPlanner:
             self._plain = (
                 None if batch_signature is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
             )
-        elif plan.steady is not None and plan.steady.new_blocks:
-            for entry in plan.steady.grown():
+        elif plan.fast is not None and plan.fast.new_blocks:
+            for entry in plan.fast.grown():
                 changed.put(self._rows[entry.name], entry)
         self._open[self.last_step_id] = plan.step, self._plain
         message = worker_pb2.SchedulerOutputs(

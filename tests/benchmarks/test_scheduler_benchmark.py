@@ -84,7 +84,7 @@ def wrong_token(core: Scheduler) -> None:
 
 
 def wrong_counter(core: Scheduler) -> None:
-    core.state.steady.computed[5] += 1
+    core.state.fast_rows.computed[5] += 1
 
 
 def lost_prefixes(core: Scheduler) -> None:

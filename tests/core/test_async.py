@@ -18,12 +18,12 @@ FAST_AND_SLOW = pytest.mark.parametrize("fast_path", [True, False])
 
 
 def placeholders(core: Scheduler) -> dict[str, int]:
-    """Tokens under way by request id."""
+    """Tokens in flight by request id."""
     return {name: request.sequences[0].num_placeholders for name, request in core.state.requests.items()}
 
 
 @FAST_AND_SLOW
-def test_a_token_under_way_counts_as_known(fast_path: bool) -> None:
+def test_a_token_in_flight_counts_as_known(fast_path: bool) -> None:
     """R149: a step that reaches the end promises a token, so the next one is scheduled at once; a chunk promises none."""
     core = build("vllm-v1-async", fast_path=fast_path, max_num_batched_tokens=8)
     core.add(make_request("a", 12, max_tokens=9))
@@ -51,7 +51,7 @@ def test_the_input_of_a_decode_need_not_be_known_to_the_scheduler() -> None:
 
 @FAST_AND_SLOW
 def test_no_step_beyond_max_tokens(fast_path: bool) -> None:
-    """R152: a request whose last token is surely under way is skipped, and those behind it are not."""
+    """R152: a request whose last token is surely in flight is skipped, and those behind it are not."""
     core = build("vllm-v1-async", fast_path=fast_path)
     core.add(make_request("a", 5, max_tokens=2))
     core.add(make_request("b", 5, max_tokens=4))
@@ -71,7 +71,7 @@ def test_no_step_beyond_the_model_length(fast_path: bool) -> None:
 
 
 def test_a_token_behind_eos_is_thrown_away() -> None:
-    """R159: an EOS shows only when the next step is under way already; what that gives is ignored, its blocks are free."""
+    """R159: an EOS shows only when the next step is in flight already; what that gives is ignored, its blocks are free."""
     core = build("vllm-v1-async")
     core.add(make_request("a", 5, max_tokens=9))
     loop = Loop(core, Worker(lambda name, at: EOS if at == 6 else 9))
@@ -93,8 +93,8 @@ def test_blocks_are_found_as_soon_as_their_tokens_are_sure(max_tokens: int, num_
 
 
 @FAST_AND_SLOW
-def test_tokens_under_way_are_not_sure(fast_path: bool) -> None:
-    """R151: a block that the step under way fills can be found only when the tokens in it are known."""
+def test_tokens_in_flight_are_not_sure(fast_path: bool) -> None:
+    """R151: a block that the step in flight fills can be found only when the tokens in it are known."""
     core = build("vllm-v1-async", fast_path=fast_path)
     core.add(make_request("a", [1, 2, 3], max_tokens=9))
     loop = Loop(core, Worker(lambda name, at: at + 1))
@@ -108,7 +108,7 @@ def test_tokens_under_way_are_not_sure(fast_path: bool) -> None:
 
 
 def under_pressure(order: str = "fcfs") -> tuple[Scheduler, Loop]:
-    """Two requests that do not fit together: the younger leaves with a token under way."""
+    """Two requests that do not fit together: the younger leaves with a token in flight."""
     core = build("vllm-v1-async", order=order, num_gpu_blocks=5, max_model_len=16, prefix_caching=False)
     core.add(make_request("a", 7, max_tokens=6))
     core.add(make_request("b", 7, max_tokens=6, arrival=1.0))
@@ -119,7 +119,7 @@ def under_pressure(order: str = "fcfs") -> tuple[Scheduler, Loop]:
     return core, loop
 
 
-def test_a_preempted_request_keeps_its_token_under_way() -> None:
+def test_a_preempted_request_keeps_its_token_in_flight() -> None:
     """R131, R154: the placeholder stays until the token comes, which is appended where it waits; then it is computed again."""
     core, loop = under_pressure()
     b = core.request("b").sequences[0]
@@ -191,7 +191,7 @@ def test_the_prefix_cache_is_reset_only_when_no_block_is_in_use(preset: str) -> 
 @pytest.mark.parametrize("preset", ["vllm-v1", "vllm-v1-async"])
 @pytest.mark.parametrize("num_steps", [1, 2, 4])
 def test_a_forced_reset_restarts_all_and_loses_no_token(preset: str, num_steps: int) -> None:
-    """R142, R154: all running are preempted in reverse order, what is under way for them is discarded and made again once."""
+    """R142, R154: all running are preempted in reverse order, what is in flight for them is discarded and made again once."""
     undisturbed = build(preset)
     core = build(preset)
     for some in (undisturbed, core):
@@ -216,8 +216,8 @@ def test_a_forced_reset_restarts_all_and_loses_no_token(preset: str, num_steps: 
     assert core.check_integrity() == []
 
 
-def test_a_lost_worker_leaves_nothing_under_way() -> None:
-    """R154: placeholders and plans under way are gone; tokens that had come stay."""
+def test_a_lost_worker_leaves_nothing_in_flight() -> None:
+    """R154: placeholders and plans in flight are gone; tokens that had come stay."""
     core = build("vllm-v1-async")
     core.add(make_request("a", 6, max_tokens=5))
     loop = Loop(core)

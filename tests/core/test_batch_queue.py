@@ -1,4 +1,4 @@
-"""The batch queue: several plans under way, results in order, aborts in between."""
+"""The batch queue: several plans in flight, results in order, aborts in between."""
 
 import ast
 from pathlib import Path
@@ -14,7 +14,7 @@ CORE = Path(__file__).parents[2] / "scheduler_svc" / "core"
 
 
 def test_the_engine_example_of_two_prompts_under_a_plain_scheduler() -> None:
-    """R147: prompts 12 + 12, budget 10, two plans under way: a request whose token is on the way is skipped."""
+    """R147: prompts 12 + 12, budget 10, two plans in flight: a request whose token is on the way is skipped."""
     core = build("vllm-v1", depth=2, max_num_batched_tokens=10, max_num_seqs=2, prefix_caching=False)
     for name in ("r0", "r1"):
         core.add(make_request(name, 12, max_tokens=3))
@@ -34,7 +34,7 @@ def test_the_engine_example_of_two_prompts_under_a_plain_scheduler() -> None:
 
 
 def test_the_queue_is_filled_before_a_result_is_awaited() -> None:
-    """R147: no result in the first step at depth 2; then one for each plan, the oldest first, and never more than two under way."""
+    """R147: no result in the first step at depth 2; then one for each plan, the oldest first, and never more than two in flight."""
     core = build("vllm-v1-async")
     core.add(make_request("a", 5, max_tokens=9))
     loop = Loop(core)
@@ -75,7 +75,7 @@ def test_ended_requests_are_told_by_a_plan_of_their_own() -> None:
 
 @pytest.mark.parametrize("preset", ["vllm-v1", "vllm-v1-async"])
 def test_depth_one_is_the_plain_loop(preset: str) -> None:
-    """R147: with one plan under way every result is due at once."""
+    """R147: with one plan in flight every result is due at once."""
     core = build(preset, depth=1)
     core.add(make_request("a", 5, max_tokens=3))
     loop = Loop(core)

@@ -50,9 +50,9 @@ class Life:
     def __init__(self, core: Scheduler, seed: int) -> None:
         self._core = core
         self._rng = random.Random(seed + 1)
-        self._under_way: list[tuple[StepPlan, list[Any], list[str]]] = []
+        self._in_flight: list[tuple[StepPlan, list[Any], list[str]]] = []
         self._count = 0
-        self.num_steady = 0
+        self.num_fast = 0
         self.transcript: Transcript = []
 
     def live(self, num_acts: int) -> Transcript:
@@ -61,10 +61,10 @@ class Life:
             self._act(self._rng.random())
             assert self._core.check_integrity() == []
         for _ in range(3_000):
-            if not (self._core.has_unfinished or self._under_way):
+            if not (self._core.has_unfinished or self._in_flight):
                 break
             self._schedule()
-            while self._under_way:
+            while self._in_flight:
                 self._finish(fate=1.0)
         report = self._core.pool_report()
         assert report.gpu.free == report.gpu.total
@@ -79,7 +79,7 @@ class Life:
             self._note(self._core.stop_at(f"{self._any()}/0", self._rng.randint(1, 4)))
         elif chance < 0.60:
             self._schedule()
-        elif self._under_way:
+        elif self._in_flight:
             self._finish(fate=self._rng.random())
 
     def _any(self) -> str:
@@ -103,7 +103,7 @@ class Life:
 
     def _schedule(self) -> None:
         for plan in self._core.schedule(0.0):
-            self.num_steady += len(plan.steady.rows) if plan.steady is not None else 0
+            self.num_fast += len(plan.fast.rows) if plan.fast is not None else 0
             self._note(
                 plan.scheduled,
                 plan.preempted,
@@ -114,13 +114,13 @@ class Life:
                 plan.num_batched_tokens,
             )
             if not plan.is_empty:
-                self._under_way.append((plan, plan.scheduled, plan.steady.names() if plan.steady is not None else []))
+                self._in_flight.append((plan, plan.scheduled, plan.fast.names() if plan.fast is not None else []))
 
     def _finish(self, fate: float) -> None:
-        plan, shares, steady = self._under_way.pop(0)
+        plan, shares, fast = self._in_flight.pop(0)
         tokens = {e.name: [next_token(e.name, e.computed_before + e.num_tokens) % 40] for e in shares if e.samples}
         if fate < 0.02:
-            self._under_way.clear()
+            self._in_flight.clear()
             self._core.reset_sequences_of_lost_worker()
         elif fate < 0.04:
             self._note(self._core.fail_step(plan.step, "broken").ended)
@@ -129,18 +129,18 @@ class Life:
             tokens = {name: ids for name, ids in tokens.items() if name not in failed}
             # Some have costly grammars: they sit out steps beside those that have none.
             masks = {name: 0.02 for name in sorted(tokens) if name.startswith(("r3/", "r5/", "r8/"))}
-            result = replace(self._result(plan, tokens, failed, steady), mask_s=masks, duration_s=0.004)
+            result = replace(self._result(plan, tokens, failed, fast), mask_s=masks, duration_s=0.004)
             outcome = self._core.update(result)
             self._note(outcome.runs, outcome.ended)
 
     def _result(
-        self, plan: StepPlan, tokens: dict[str, list[int]], failed: dict[str, str], steady: list[str]
+        self, plan: StepPlan, tokens: dict[str, list[int]], failed: dict[str, str], fast: list[str]
     ) -> StepResult:
-        """Tokens of steady rows by name or as a column: it makes no difference."""
-        if not steady or failed or plan.step % 2:
+        """Tokens of fast rows by name or as a column: it makes no difference."""
+        if not fast or failed or plan.step % 2:
             return StepResult(plan.step, tokens, failed)
-        column = np.array([tokens[name][0] for name in steady])
-        others = {name: ids for name, ids in tokens.items() if name not in steady}
+        column = np.array([tokens[name][0] for name in fast])
+        others = {name: ids for name, ids in tokens.items() if name not in fast}
         return StepResult(plan.step, others, column=column)
 
     def _note(self, *facts: Any) -> None:
@@ -168,15 +168,15 @@ def canonical(tables: dict[str, list[str]]) -> dict[str, list[int]]:
 
 
 def check(policy: str, seeds: range, num_acts: int) -> int:
-    """Both lives of every seed are equal; how many shares were steady."""
-    num_steady = 0
+    """Both lives of every seed are equal; how many shares were fast."""
+    num_fast = 0
     for seed in seeds:
         fast, slow = (Life(make(policy, seed, fast_path=fast), seed) for fast in (True, False))
         for step, (a, b) in enumerate(zip(fast.live(num_acts), slow.live(num_acts), strict=True)):
             assert a == b, f"seed {seed}, note {step}"
-        assert slow.num_steady == 0
-        num_steady += fast.num_steady
-    return num_steady
+        assert slow.num_fast == 0
+        num_fast += fast.num_fast
+    return num_fast
 
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire"])

@@ -66,7 +66,7 @@ def test_more_blocks_admit_at_once() -> None:
 
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "vllm-v0", "quire"])
 def test_running_rows_go_on(policy: str) -> None:
-    """R201: a change in the middle of steady decode loses no token and no block."""
+    """R201: a change in the middle of fast decode loses no token and no block."""
     core = _core(policy)
     for i in range(3):
         core.add(make_request(f"r{i}", 5, 12))

@@ -186,7 +186,7 @@ def test_a_prompt_in_chunks_is_known_no_further_than_it_was_computed() -> None:
 
 @pytest.mark.parametrize("fails", ["step", "row"])
 def test_blocks_of_a_victim_are_not_found_when_its_step_fails(fails: str) -> None:
-    """R136, R154: preempted with a step under way, its freed blocks are known by contents that this step then does not make."""
+    """R136, R154: preempted with a step in flight, its freed blocks are known by contents that this step then does not make."""
     core = build("vllm-v1-async", num_gpu_blocks=4, max_model_len=12, prefix_caching=True)
     core.add(make_request("a", 6, max_tokens=5))
     core.add(make_request("b", [1, 2, 3, 4], max_tokens=5))

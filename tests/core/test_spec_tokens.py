@@ -97,7 +97,7 @@ def test_guesses_of_a_preempted_request_are_verified_behind_its_last_known_token
     assert entry_of(core.schedule(0.0)[0]) == (7, 3, 2)
 
 
-def test_guesses_of_steps_under_way_are_placeholders() -> None:
+def test_guesses_of_steps_in_flight_are_placeholders() -> None:
     """R149, R150: each step promises a token and all its guesses; the worker fills in what the scheduler counts only."""
     core = build("vllm-v1-async", drafts=3)
     core.add(make_request("a", 6, max_tokens=40))
@@ -123,7 +123,7 @@ def test_wrong_guesses_leave_both_counts(num_right: int) -> None:
     assert (a.num_tokens, a.num_computed_tokens, a.num_placeholders) == (8 + num_right, 14 - rejected, 4)
 
 
-def test_no_step_is_added_while_max_tokens_is_surely_under_way() -> None:
+def test_no_step_is_added_while_max_tokens_is_surely_in_flight() -> None:
     """R152: sure means that all guesses may be wrong; guesses that may be right stop no step."""
     core = build("vllm-v1-async", drafts=3)
     core.add(make_request("a", 6, max_tokens=2))

@@ -129,7 +129,7 @@ def important_first(wanted: list[Ask]) -> Sign:
 # --- lanes --------------------------------------------------------------------------------------------------------------
 
 
-def has_under_way(depth: int) -> Sign:
+def has_in_flight(depth: int) -> Sign:
     """R147, R179: at most so many steps are sent without a result, and so many there were."""
 
     def sign(life: Life) -> None:

@@ -22,7 +22,7 @@ Step = dict[str, Any]
 class Replayed:
     """A watcher of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan.
 
-    `depth`: most plans under way at a time. `left_waiting`: requests that were cancelled before anything of them was scheduled;
+    `depth`: most plans in flight at a time. `left_waiting`: requests that were cancelled before anything of them was scheduled;
     `left_running`: after.
     """
 
@@ -32,7 +32,7 @@ class Replayed:
     left_waiting: list[str] = field(default_factory=list)
     left_running: list[str] = field(default_factory=list)
     _core: Scheduler | None = None
-    _under_way: set[int] = field(default_factory=set)
+    _in_flight: set[int] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
 
     # See scheduler_svc.observe.recording.replay.Watcher.
@@ -51,18 +51,18 @@ class Replayed:
             self.thresholds.append(view["threshold"])
         self._started |= {entry.request_id for entry in plan.scheduled}
         if not plan.is_empty:
-            self._under_way.add(plan.step)
-            self.depth = max(self.depth, len(self._under_way))
+            self._in_flight.add(plan.step)
+            self.depth = max(self.depth, len(self._in_flight))
 
     def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        self._under_way.discard(event.result.step if isinstance(event, Returned) else event.step)
+        self._in_flight.discard(event.result.step if isinstance(event, Returned) else event.step)
 
     def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
         for name in dict.fromkeys(end.request_id for end in ended):
             (self.left_running if name in self._started else self.left_waiting).append(name)
 
     def lost_worker(self, lane: int | None) -> None:
-        self._under_way.clear()
+        self._in_flight.clear()
 
 
 @dataclass(frozen=True)

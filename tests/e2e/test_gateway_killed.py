@@ -152,7 +152,7 @@ def test_the_rest_comes_from_another_gateway(killable: Supervised, second: str, 
     for name, (read, _) in found.items():
         assert read.whole(call_ids=False) == undisturbed[name][0].whole(call_ids=False), name
     num_resumed = sum(num_gateways == 2 for _, num_gateways in found.values())
-    assert num_resumed >= len(wanted) // 2, "most were under way"
+    assert num_resumed >= len(wanted) // 2, "most were in flight"
     again = {name: reread(first, id_of("killed", name)) for name in wanted}
     known = {name: read for name, read in again.items() if read is not None}
     assert len(known) >= len(wanted) // 2

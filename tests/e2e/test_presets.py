@@ -19,7 +19,7 @@ _COUNT, _SAMPLE_COUNT = 64, 15
 _important_first = signs.important_first(mixed_requests.asks(_COUNT))
 
 
-_V0 = (signs.never_mixes, signs.preempts, signs.has_under_way(1))
+_V0 = (signs.never_mixes, signs.preempts, signs.has_in_flight(1))
 _V1 = (signs.mixes, signs.never_swaps, signs.recomputes)
 _BY_COST = ("restraint=null",)
 _SWAP = ("preemption_mode=swap",)
@@ -28,8 +28,8 @@ _FROM_THE_TOP = (signs.takes_blocks_from("g39"),)
 
 SAMPLE = Case("quire", (signs.mixes,), _BY_COST, {"max_num_batched_tokens": SMALL_STEP}, num_blocks=36)
 WHOLE = [
-    Case("quire", (signs.mixes, signs.has_under_way(2), _important_first), args=_OVERLAP),
-    Case("quire", (signs.mixes, signs.preempts, signs.has_under_way(2)), _BY_COST, args=_OVERLAP),
+    Case("quire", (signs.mixes, signs.has_in_flight(2), _important_first), args=_OVERLAP),
+    Case("quire", (signs.mixes, signs.preempts, signs.has_in_flight(2)), _BY_COST, args=_OVERLAP),
     Case("quire", (signs.mixes, signs.swaps), (*_BY_COST, *_SWAP)),
     Case("vllm-v0", (*_V0, signs.leaves_by_number), ("policy=fcfs",), num_blocks=32),
     Case("vllm-v0", (*_V0, _important_first), ("policy=priority",)),
@@ -37,14 +37,14 @@ WHOLE = [
     Case("vllm-v0", (*_V0, signs.delays), ("delay_factor=20",)),
     Case("vllm-v0-chunked", (signs.mixes, signs.cuts, signs.preempts), ("max_num_batched_tokens=64",)),
     Case("vllm-2023", (*_V0, signs.swaps, *_FROM_THE_TOP), (*_SWAP, "prefix_caching=false")),
-    Case("vllm-v1", (*_V1, signs.has_under_way(1), _important_first)),
+    Case("vllm-v1", (*_V1, signs.has_in_flight(1), _important_first)),
     Case("vllm-v1", (*_V1, signs.cuts), ("max_num_batched_tokens=64",)),
-    Case("vllm-v1-async", (*_V1, signs.has_under_way(2)), args=_OVERLAP),
+    Case("vllm-v1-async", (*_V1, signs.has_in_flight(2)), args=_OVERLAP),
     Case("static", (signs.no_request_joins, signs.waits_for_blocks), num_blocks=24),
     Case("chitu", (signs.never_mixes, signs.recomputes, signs.threshold_moves)),
     Case(
         "chitu-skew",
-        (signs.stays, signs.has_places(8), signs.has_under_way(2), signs.never_preempts, signs.waits_for_room),
+        (signs.stays, signs.has_places(8), signs.has_in_flight(2), signs.never_preempts, signs.waits_for_room),
         ("infer.pp_size=2", "infer.max_reqs=16"),
         args=_OVERLAP,
     ),

@@ -32,13 +32,13 @@ _TIGHT = {
     "max_num_batched_tokens": SMALL_STEP,
     "swap_space": "8MiB",
 }
-_NO_OVERLAP = (signs.has_under_way(1),)
+_NO_OVERLAP = (signs.has_in_flight(1),)
 _GUESSES = (signs.yields_several, signs.preempts)
 WAYS = [
     Case("quire", _NO_OVERLAP, args=("--no-overlap",)),
-    Case("quire", (*_GUESSES, signs.has_under_way(2)), ("num_spec_tokens=3", "restraint=null"), args=("--overlap",)),
+    Case("quire", (*_GUESSES, signs.has_in_flight(2)), ("num_spec_tokens=3", "restraint=null"), args=("--overlap",)),
     Case("quire", (*_GUESSES, *_NO_OVERLAP), ("num_spec_tokens=3", "preemption_mode=swap"), args=("--no-overlap",)),
-    Case("vllm-v1-async", (*_GUESSES, signs.has_under_way(2)), ("num_spec_tokens=3",), args=("--overlap",)),
+    Case("vllm-v1-async", (*_GUESSES, signs.has_in_flight(2)), ("num_spec_tokens=3",), args=("--overlap",)),
     Case("vllm-v0", (signs.yields_several, signs.preempts), ("num_scheduler_steps=4",)),
     Case("vllm-v0", (signs.never_mixes, signs.preempts), ("async_output=true",)),
     Case("quire", (signs.cuts,), ("max_num_batched_tokens=48",)),

@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("places", nargs="+", metavar="DIR", help="folders (searched recursively) or single files")
     parser.add_argument("--emit", type=Path, metavar="OUT", help="write the core's own traces into this folder")
     parser.add_argument(
-        "--no-fast-path", action="store_true", help="plan steady decode one by one; traces must be the same"
+        "--no-fast-path", action="store_true", help="plan each row of fast decode by itself; traces must be the same"
     )
     args = parser.parse_args(argv)
     try:

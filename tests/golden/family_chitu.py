@@ -101,7 +101,7 @@ class _Batch:
 
 
 class _Run:
-    """One scenario under way."""
+    """One scenario in flight."""
 
     preset = "chitu"
 
@@ -117,7 +117,7 @@ class _Run:
         self._num_batches = 0
         self._has_handoff = config.get("handoff", False)
         self._stop_step = config.get("stop_step")
-        self._under_way: list[_Batch] = []
+        self._in_flight: list[_Batch] = []
         self._waiting: dict[int, list[str]] = {}
 
     def trace(self) -> list[Record]:
@@ -177,12 +177,12 @@ class _Run:
             batch.due = step + self._lags[self._num_batches % len(self._lags)]
             self._num_batches += 1
             batch.results = [_result(plan, self._core, self._inputs) for plan in plans if not plan.is_empty]
-            self._under_way.append(batch)
+            self._in_flight.append(batch)
         return record | {"after": self._after(step, batch)}
 
     def _after(self, step: int, own: _Batch) -> Record:
-        arrived = [batch for batch in self._under_way if batch.due <= step]
-        self._under_way = [batch for batch in self._under_way if batch.due > step]
+        arrived = [batch for batch in self._in_flight if batch.due <= step]
+        self._in_flight = [batch for batch in self._in_flight if batch.due > step]
         entries = [entry for batch in arrived for entry in batch.entries]
         ended: list[EndedSequence] = []
         for result in (result for batch in arrived for result in batch.results):
@@ -202,7 +202,7 @@ class _Run:
 
     def _hand_off(self) -> list[str]:
         """Prefilled tasks leave; what ends them here is no matter of the scheduler's."""
-        gone = [group.request.request_id for group in self._groups() if not (group.in_prefill or _is_under_way(group))]
+        gone = [group.request.request_id for group in self._groups() if not (group.in_prefill or _is_in_flight(group))]
         self._core.abort(gone)
         return gone
 
@@ -211,7 +211,7 @@ class _Run:
     def _planned(self, plans: list[StepPlan], held: dict[str, int]) -> Record:
         view = self._core.view()
         entries = [entry for plan in plans for entry in plan.scheduled]
-        used = [lane for lane, under_way in view["used_lanes"].items() if under_way in {plan.step for plan in plans}]
+        used = [lane for lane, in_flight in view["used_lanes"].items() if in_flight in {plan.step for plan in plans}]
         if plans and not entries and plans[0].lane in view["used_lanes"]:
             used = [plans[0].lane]
         return {
@@ -309,8 +309,8 @@ def _in_pool(group: Group) -> Entry:
     [sequence] = group.sequences
     computed = min(sequence.num_computed_tokens, sequence.prefill_end)
     kind = "P" if group.in_prefill else "D"
-    return [group.request.request_id, kind, computed, sequence.num_tokens, int(_is_under_way(group))]
+    return [group.request.request_id, kind, computed, sequence.num_tokens, int(_is_in_flight(group))]
 
 
-def _is_under_way(group: Group) -> bool:
+def _is_in_flight(group: Group) -> bool:
     return any(sequence.num_scheduled_tokens > 0 for sequence in group.live)

@@ -82,7 +82,7 @@ class _Given:
 
 
 class _Run:
-    """One scenario under way."""
+    """One scenario in flight."""
 
     def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         self._config = scenario.config

@@ -83,7 +83,7 @@ class _Worker:
 
 
 class _Run:
-    """One scenario under way."""
+    """One scenario in flight."""
 
     def __init__(self, scenario: Scenario, *, fast_path: bool) -> None:
         config = scenario.config

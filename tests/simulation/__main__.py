@@ -3,7 +3,7 @@
     python -m tests.simulation --scenarios 1000  # 0 to 999
     python -m tests.simulation --seed 198 --verbose  # one of them, with all that happened
     python -m tests.simulation --wire --scenarios 100  # through real messages, rows and leases, as the service sends them
-    python -m tests.simulation --wire --depth 2  # the same with two plans under way
+    python -m tests.simulation --wire --depth 2  # the same with two plans in flight
 
 A scenario's contents are drawn in `scenarios`, `checker` judges, `runs` and `wire_runs` join them.
 """
@@ -26,7 +26,7 @@ Seed = Annotated[int, typer.Option(help="number of the first scenario")]
 Count = Annotated[int, typer.Option(min=1, help="how many, one after the other")]
 Policy = Annotated[str | None, typer.Option(help="a preset instead of the scenario's own choice")]
 Wire = Annotated[bool, typer.Option("--wire", help="with the real messages, rows and leases")]
-Depth = Annotated[int, typer.Option(min=1, help="with --wire: plans under way at once")]
+Depth = Annotated[int, typer.Option(min=1, help="with --wire: plans in flight at once")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="print what it is made of and all that happened")]
 
 
@@ -59,7 +59,7 @@ def main(
 
 
 def one(number: int, policy: str | None, depth: int | None) -> Verdict:
-    """One scenario, through the wire where `depth` says how many plans may be under way there."""
+    """One scenario, through the wire where `depth` says how many plans may be in flight there."""
     try:
         return run(scenario(number, policy)) if depth is None else run_wire(number, policy, depth=depth)
     except Exception as error:

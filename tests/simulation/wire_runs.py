@@ -28,7 +28,7 @@ _ATTEMPTS = 200
 
 
 def run_wire(seed: int, policy: str | None = None, *, depth: int = SERVED_DEPTH) -> Verdict:
-    """Scenario number `seed` with real messages; `depth`: plans that the shell has under way, by default as the service."""
+    """Scenario number `seed` with real messages; `depth`: plans that the shell has in flight, by default as the service."""
     given = wire_scenario(seed, policy)
     transcript, history = live_wire(given, wire_arrivals(given), depth)
     violations = judge(transcript.facts, promise(given, expected_wire(given)))
@@ -87,7 +87,7 @@ def _single(request: Request) -> Request:
 
 
 def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple[Transcript, SimulationHistory]:
-    """One run with at most `depth` plans under way."""
+    """One run with at most `depth` plans in flight."""
     setting, limits, transcript = given.setting, given.setting.limits, Transcript()
     core = presets.build(setting.spec, limits)
     worker = SimulatedWorkerSettings(

@@ -88,7 +88,7 @@ class Forward:
         return Computed(logits, _both(with_adapters.hidden, without.hidden), with_adapters.prompts + without.prompts)
 
     def _one_way(self, batch: StepBatch, timings: Timings) -> Computed:
-        if batch.changes.is_steady:  # no row computes its prompt
+        if batch.changes.is_unchanged:  # no row computes its prompt
             return self._together(batch, timings)
         wanting = prompt_scores.wanting_rows(self.table, batch)
         if not wanting.any():
@@ -102,7 +102,7 @@ class Forward:
         packed = self.table.pack(batch)
         inputs = self._inputs(packed, self._rule_of(packed))
         prepared_ns = clock.monotonic_ns()
-        pools = not batch.changes.is_steady and self.pools.wants(batch.rows)
+        pools = not batch.changes.is_unchanged and self.pools.wants(batch.rows)
         computed = self._pooled(batch, packed, inputs) if pools else Computed(self.model.logits(inputs))
         timings.prepare_ns += prepared_ns - begin_ns
         timings.model_ns += clock.monotonic_ns() - prepared_ns

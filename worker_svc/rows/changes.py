@@ -77,11 +77,11 @@ class Changes:
 class StepChanges:
     """The changes of one step, checked as far as possible without row state. None or empty means no such change.
 
-    `is_steady`: True if no row is mentioned, so every decoding row computes one more token.
+    `is_unchanged`: True if no row is mentioned, so every decoding row computes one more token.
     """
 
     num_decode_steps: int
-    is_steady: bool
+    is_unchanged: bool
     removed: IntArray
     added: Additions | None
     changed: Changes | None
@@ -97,7 +97,7 @@ class StepChanges:
     @property
     def is_empty(self) -> bool:
         """True if no row is mentioned and no block is moved."""
-        return self.is_steady and not (len(self.swap_in) or len(self.swap_out) or len(self.copies))
+        return self.is_unchanged and not (len(self.swap_in) or len(self.swap_out) or len(self.copies))
 
     @property
     def num_blocks(self) -> int:
@@ -137,7 +137,7 @@ def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> Ste
         _check_once(added.rows, changed.rows)
     return StepChanges(
         num_decode_steps=outputs.num_decode_steps,
-        is_steady=added is None and changed is None and not outputs.removed_rows,
+        is_unchanged=added is None and changed is None and not outputs.removed_rows,
         removed=_rows(outputs.removed_rows, "removed_rows", limits.max_rows) if outputs.removed_rows else _NO_ROWS,
         added=added,
         changed=changed,

@@ -116,7 +116,9 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
             field, f"row {row} would exceed the model's limit of {most} tokens; remove or pause it"
         )
     # In 64 bits, because they are multiplied by the block size.
-    blocks = table.num_blocks[batch.rows].astype(np.int64) if step.is_steady else _blocks_after(table, batch.rows, step)
+    blocks = (
+        table.num_blocks[batch.rows].astype(np.int64) if step.is_unchanged else _blocks_after(table, batch.rows, step)
+    )
     short = np.flatnonzero(blocks * table.limits.block_size < ends)
     if len(short):
         row, held, end = (int(column[short[0]]) for column in (batch.rows, blocks, ends))

@@ -45,13 +45,13 @@ class RowTable(RowColumns):
         """Apply a step's deltas and return its batch. Raises InvalidArgument naming the field, with nothing changed."""
         assert self._open is None, "commit or void the last batch first"
         step = read_step(outputs, self.limits)
-        if step.is_steady:
+        if step.is_unchanged:
             batch = self._decoding(step, np.flatnonzero(self.repeats).astype(np.int32))
         else:
             self._check(step)
             batch = self._shares(step).batch(step)
         row_checks.check_room(self, batch, step)
-        if not step.is_steady:
+        if not step.is_unchanged:
             self.write(step)
         self._open = batch
         return batch

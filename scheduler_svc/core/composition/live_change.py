@@ -67,7 +67,7 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     _check_pools(state, limits)
     _check_reserved(core.spec, state, limits)
     task_policies.check_retune(core, spec, limits)
-    state.steady.dissolve()
+    state.fast_rows.dissolve()
     state.cache.resize(limits.num_gpu_blocks, limits.num_cpu_blocks)
     if spec.watermark_blocks is not None:
         state.cache.watermark_blocks = spec.watermark_blocks

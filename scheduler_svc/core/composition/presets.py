@@ -11,8 +11,8 @@ from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_rules import V1PoolRules
 from scheduler_svc.core.composition import task_policies
-from scheduler_svc.core.fast_decode.outputs import SteadyOutputs
-from scheduler_svc.core.fast_decode.rows import SteadyRows
+from scheduler_svc.core.fast_decode.outputs import FastOutputs
+from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
@@ -31,7 +31,7 @@ from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.parts.tenant_accounts import NoTenantAccounts, ServiceAccount
 from scheduler_svc.core.parts.waiting_deadlines import Deadlines, DropExpired
-from scheduler_svc.core.policies.mixed.fast_running import SteadyRunning
+from scheduler_svc.core.policies.mixed.fast_running import FastRunning
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
 from scheduler_svc.core.policies.mixed.rank_preemption import RankPreemption
 from scheduler_svc.core.policies.mixed.swap_in import BehindSwapped, MixedSwapIns
@@ -119,7 +119,7 @@ def build(
         account=account_of(waiting),
         max_total_tokens=limits.max_model_len + (not mixed),
         guard=ProgressGuard(),
-        steady=SteadyRows(limits.block_size),
+        fast_rows=FastRows(limits.block_size),
         costs=costs,
     )
     deadlines = Deadlines(costs) if spec.deadlines else None
@@ -211,8 +211,8 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         )
     if not spec.fast_path or spec.sliding_window is not None or pool is None:
         return progress, outputs, [*first, running, *rest]
-    steady = SteadyRunning(running, step_shares, state.steady, progress, pool)
-    return progress, SteadyOutputs(outputs, state.steady, progress, pool), [*first, steady, *rest]
+    fast = FastRunning(running, step_shares, state.fast_rows, progress, pool)
+    return progress, FastOutputs(outputs, state.fast_rows, progress, pool), [*first, fast, *rest]
 
 
 def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:

@@ -3,7 +3,7 @@
 from block_manager.hashing import HashRename
 from block_manager.rules.per_rank import PerRankRules
 from block_manager.rules.v1_rules import V1PoolRules
-from scheduler_svc.core.fast_decode.rows import SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.outputs import AtOnce, OutputRules
@@ -44,7 +44,7 @@ def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRen
         waiting=ArrivalQueue(),
         max_total_tokens=limits.max_model_len,
         guard=_guard(spec, limits),
-        steady=SteadyRows(limits.block_size),
+        fast_rows=FastRows(limits.block_size),
         costs=costs,
     )
     intake = RequestIntake(Request.as_samples, None, refuses_misfits=spec.defects == "repaired")

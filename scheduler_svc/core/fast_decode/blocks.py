@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from block_manager.cache_rules import DevicePool
-from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows, Ints
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.request import Group
 
@@ -11,26 +11,26 @@ from scheduler_svc.core.request import Group
 class RowProgress(Progress, Protocol):
     """A progress that counts by arrays; each method does for rows what its namesake does for one sequence.
 
-    `at`: an index for those rows (`SteadyRows.pick`).
+    `at`: an index for those rows (`FastRows.pick`).
     """
 
-    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+    def num_pending_rows(self, rows: FastRows) -> Ints:
         """`num_pending` of every row."""
 
-    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_scheduled_rows(self, rows: FastRows, at: Any) -> None:
         """Those rows are in a plan, with one token each."""
 
-    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_tokens_rows(self, rows: FastRows, at: Any) -> None:
         """Those rows got their token; called after it was appended."""
 
-    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
+    def confirmed_rows(self, rows: FastRows, at: Any) -> Ints | None:
         """Number of tokens up to which each row can be registered now; None where the next step does so."""
 
 
-class SteadyBlocks:
+class FastBlocks:
     """Allocates blocks for rows and registers the blocks that they fill."""
 
-    def __init__(self, rows: SteadyRows, cache: DevicePool) -> None:
+    def __init__(self, rows: FastRows, cache: DevicePool) -> None:
         self._rows = rows
         self._cache = cache
 

@@ -7,9 +7,9 @@ from operator import attrgetter
 import numpy as np
 
 from block_manager.cache_rules import DevicePool
-from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
-from scheduler_svc.core.fast_decode.rows import NO_TOKEN, Ints, SteadyFlight, SteadyRows
-from scheduler_svc.core.fast_decode.share import SteadyRuns
+from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
+from scheduler_svc.core.fast_decode.rows import NO_TOKEN, FastInFlight, FastRows, Ints
+from scheduler_svc.core.fast_decode.share import FastRuns
 from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind
@@ -19,14 +19,14 @@ from scheduler_svc.core.stop_rules import check_stop
 _TICKET = attrgetter("ticket")
 
 
-class SteadyOutputs:
+class FastOutputs:
     """Output rules that handle a result when it arrives. `rows` are shared with the running phase."""
 
-    def __init__(self, inner: AtOnce, rows: SteadyRows, progress: RowProgress, cache: DevicePool) -> None:
+    def __init__(self, inner: AtOnce, rows: FastRows, progress: RowProgress, cache: DevicePool) -> None:
         self._inner = inner
         self._rows = rows
         self._progress = progress
-        self._blocks = SteadyBlocks(rows, cache)
+        self._blocks = FastBlocks(rows, cache)
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
         """Return an empty list: no end is ever pending."""
@@ -61,7 +61,7 @@ class SteadyOutputs:
         column = _column(flight, self._rows, result)
         loose, result = _as_objects(flights, flight, column, result)
         given, tokens = self._with_late(flight, column, loose, result)
-        loose = [f for f in loose if not f.sequence.group.is_steady]
+        loose = [f for f in loose if not f.sequence.group.is_fast]
         return self._apply(given, tokens, loose, result, state)
 
     def _drive_out_odd(self, flights: list[SequenceInFlight], result: StepResult) -> None:
@@ -79,15 +79,15 @@ class SteadyOutputs:
             groups += [group for group, _ in back]
             again.update(id(group) for group, ticket in back if ticket != group.ticket)
         for group in groups:
-            if group.is_steady and (id(group) in again or not _is_plain(group.sequences[0].name, result)):
+            if group.is_fast and (id(group) in again or not _is_plain(group.sequences[0].name, result)):
                 self._rows.leave(group)
 
     def _with_late(
-        self, flight: SteadyFlight | None, column: Ints, loose: list[SequenceInFlight], result: StepResult
+        self, flight: FastInFlight | None, column: Ints, loose: list[SequenceInFlight], result: StepResult
     ) -> tuple[Ints, Ints]:
         """(row, token) pairs by ascending row, with those of sequences that became rows since the plan."""
         rows = np.zeros(0, np.int64) if flight is None else flight.rows
-        late = [f.sequence for f in loose if f.sequence.group.is_steady]
+        late = [f.sequence for f in loose if f.sequence.group.is_fast]
         if late:
             rows = np.append(rows, self._rows.tickets.searchsorted([s.group.ticket for s in late]))
             column = np.append(column, [(result.tokens.get(s.name) or [NO_TOKEN])[0] for s in late])
@@ -109,7 +109,7 @@ class SteadyOutputs:
         over = given[rows.is_over(at, tokens, state.max_total_tokens)]
         confirmed = self._progress.confirmed_rows(rows, at)
         full = given[:0] if confirmed is None else rows.filled(given, at, confirmed)
-        outcome = StepOutcome(steady=SteadyRuns(rows.members, given, rows.known[given] - 1, tokens))
+        outcome = StepOutcome(fast=FastRuns(rows.members, given, rows.known[given] - 1, tokens))
         if loose or len(over) or len(full):
             self._in_order(over, full, loose, result, state, outcome)
         return outcome
@@ -160,7 +160,7 @@ class SteadyOutputs:
         assert status is not None
         del state.running[bisect_left(state.running, group.ticket, key=_TICKET)]
         group.place = QueueKind.NOWHERE
-        group.is_steady = False
+        group.is_fast = False
         return state.retire(sequence, status)
 
 
@@ -169,7 +169,7 @@ def _is_plain(name: str, result: StepResult) -> bool:
     return not special and len(result.tokens.get(name, ())) <= 1
 
 
-def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -> Ints:
+def _column(flight: FastInFlight | None, rows: FastRows, result: StepResult) -> Ints:
     """One token for each position of the plan's fast-decode part, NO_TOKEN for none."""
     if flight is None:
         return np.zeros(0, np.int64)
@@ -181,7 +181,7 @@ def _column(flight: SteadyFlight | None, rows: SteadyRows, result: StepResult) -
 
 
 def _as_objects(
-    flights: list[SequenceInFlight], flight: SteadyFlight | None, column: Ints, result: StepResult
+    flights: list[SequenceInFlight], flight: FastInFlight | None, column: Ints, result: StepResult
 ) -> tuple[list[SequenceInFlight], StepResult]:
     """Shares of the plan that are not rows any more, appended to `flights`, and a result that includes their tokens."""
     if flight is None or not flight.left:

@@ -25,7 +25,7 @@ _NUM_COUNTERS = 10
 
 
 @dataclass(slots=True)
-class SteadyFlight:
+class FastInFlight:
     """The rows of a plan in flight. `rows`: current row of each, -1 for those in `left` (by position in the plan).
 
     `tickets`: of their groups when the plan was made.
@@ -37,7 +37,7 @@ class SteadyFlight:
     left: dict[int, Group] = field(default_factory=dict)
 
 
-class SteadyRows:
+class FastRows:
     """Owner of the arrays, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
 
     - `known`, `computed`, `placeholders`: the counters of `Sequence`.
@@ -70,7 +70,7 @@ class SteadyRows:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.batch_signature = object()
-        self.flights: dict[int, SteadyFlight] = {}
+        self.flights: dict[int, FastInFlight] = {}
         self.members: list[Group] = []
         self.ends: list[Any] = []
         self._hold(np.zeros((_NUM_COUNTERS + MAX_STOP_IDS, 0), np.int64))
@@ -102,7 +102,7 @@ class SteadyRows:
         self.batch_signature = object()
         self.members, self.ends = self.members + groups, self.ends + ends
         for group in groups:
-            group.is_steady = True
+            group.is_fast = True
         if not is_last:
             self._sort()
 
@@ -146,7 +146,7 @@ class SteadyRows:
 
     def leave(self, group: Group) -> None:
         """Turn a row into an object. No-op for a group that is not a row."""
-        if group.is_steady:
+        if group.is_fast:
             keep = np.ones(len(self.members), np.bool_)
             keep[self.row_of(group)] = False
             self.remove(keep)
@@ -162,16 +162,16 @@ class SteadyRows:
         gone = np.flatnonzero(~keep)
         self._free_slots += self.slots[gone].tolist()
         for row in gone.tolist():
-            if self.members[row].is_steady:
+            if self.members[row].is_fast:
                 self.write_back(row)
-                self.members[row].is_steady = False
+                self.members[row].is_fast = False
         for flight in self.flights.values():
             self._move(flight, keep)
         self._hold(np.compress(keep, self._columns, axis=1))
         kept = keep.tolist()
         self.members, self.ends = list(compress(self.members, kept)), list(compress(self.ends, kept))
 
-    def _move(self, flight: SteadyFlight, keep: Flags) -> None:
+    def _move(self, flight: FastInFlight, keep: Flags) -> None:
         stays = (flight.rows >= 0) & keep[flight.rows]
         for position in np.flatnonzero((flight.rows >= 0) & ~stays).tolist():
             flight.left[position] = self.members[flight.rows[position]]
@@ -190,7 +190,7 @@ class SteadyRows:
 
     def take_off(self, step: int, rows: Ints, computed_before: Ints) -> None:
         """Record a plan with these rows as in flight."""
-        self.flights[step] = SteadyFlight(rows, computed_before, self.tickets[rows])
+        self.flights[step] = FastInFlight(rows, computed_before, self.tickets[rows])
 
     def land(self, step: int) -> list[tuple[Group, int, int]]:
         """Remove a plan after all its rows became objects: (group, computed tokens before it, ticket)."""
@@ -213,7 +213,7 @@ class SteadyRows:
 
     def sync(self, group: Group) -> None:
         """Write back a group's row. No-op for a group that is not a row."""
-        if group.is_steady:
+        if group.is_fast:
             self.write_back(self.row_of(group))
 
     def sync_all(self) -> None:

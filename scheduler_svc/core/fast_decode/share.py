@@ -11,7 +11,7 @@ from scheduler_svc.core.request import Group
 
 
 @dataclass(slots=True)
-class SteadyShare:
+class FastShare:
     """Rows of `members`, at least one, that compute one token each, at offset `computed_before`. `new_blocks`: by
     row, where one was added.
 
@@ -61,7 +61,7 @@ class SteadyShare:
 
 
 @dataclass(slots=True)
-class SteadyRuns:
+class FastRuns:
     """One new token for each of some rows of `members`; `positions`: its index in the sequence."""
 
     members: list[Group]

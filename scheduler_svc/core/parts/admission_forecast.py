@@ -97,7 +97,7 @@ class PeakForecastAdmission(OpenGate):
             self._learn(state)
             usable = capacity + state.cache.watermark_blocks
             self._num_used = usable - state.cache.num_free_gpu
-            loose = [group for group in state.running if not group.is_steady]
+            loose = [group for group in state.running if not group.is_fast]
             self._demand = self._of_rows(state) + self._of(loose, state)
             held = float(np.sum(self._demand.blocks))
             # Shared blocks are in several tables: each holder is assumed to free its part.
@@ -120,7 +120,7 @@ class PeakForecastAdmission(OpenGate):
         return self._caution * min(1.0, costs.swap_s(1) / costs.compute_s(size))
 
     def _of_rows(self, state: CoreState) -> BlockDemand:
-        rows = state.steady
+        rows = state.fast_rows
         prompts = np.array([group.sequences[0].num_prompt_tokens for group in rows.members], np.float64)
         known = rows.known.astype(np.float64)
         left = np.maximum(1.0, np.minimum(rows.ends_at, state.max_total_tokens) - known)

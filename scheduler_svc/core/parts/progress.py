@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from block_manager.cache_rules import CacheRules
-from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows, Ints
 from scheduler_svc.core.request import Group, Sequence
 
 
@@ -69,18 +69,18 @@ class AtSchedule:
     def commit_sampled(self, sequence: Sequence, cache: CacheRules) -> None:
         """No-op: the sequence's next step registers its blocks."""
 
-    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+    def num_pending_rows(self, rows: FastRows) -> Ints:
         """`num_pending` for every row; rows have no draft tokens."""
         return rows.known - rows.computed
 
-    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_scheduled_rows(self, rows: FastRows, at: Any) -> None:
         """Count one token per row."""
         rows.computed[at] += 1
 
-    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_tokens_rows(self, rows: FastRows, at: Any) -> None:
         """No-op: there are no placeholders."""
 
-    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
+    def confirmed_rows(self, rows: FastRows, at: Any) -> Ints | None:
         """Return None: the next step registers blocks."""
         return None
 
@@ -101,7 +101,7 @@ class OneUnderWay(AtSchedule):
         sequence.num_scheduled_tokens = 0
 
     @staticmethod
-    def is_under_way(group: Group) -> bool:
+    def is_in_flight(group: Group) -> bool:
         """True if any of its sequences is in a plan without a result."""
         return any(sequence.num_scheduled_tokens for sequence in group.live)
 
@@ -159,23 +159,23 @@ class WithPlaceholders:
         """
         cache.commit_sampled(sequence)
 
-    def num_pending_rows(self, rows: SteadyRows) -> Ints:
+    def num_pending_rows(self, rows: FastRows) -> Ints:
         """`num_pending` for every row; 0 for those that a step in flight surely brings to max_tokens."""
         pending: Ints = rows.known + rows.placeholders - rows.computed
         sure = rows.computed + 2 - rows.placeholders
         pending[(rows.placeholders > 0) & (sure >= rows.ends_at)] = 0
         return pending
 
-    def on_scheduled_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_scheduled_rows(self, rows: FastRows, at: Any) -> None:
         """Count one token per row, and a placeholder for the next."""
         rows.computed[at] += 1
         rows.placeholders[at] += rows.computed[at] == rows.known[at] + rows.placeholders[at]
 
-    def on_tokens_rows(self, rows: SteadyRows, at: Any) -> None:
+    def on_tokens_rows(self, rows: FastRows, at: Any) -> None:
         """Replace one placeholder of each row by its generated token."""
         rows.placeholders[at] = np.maximum(0, rows.placeholders[at] - 1)
 
-    def confirmed_rows(self, rows: SteadyRows, at: Any) -> Ints | None:
+    def confirmed_rows(self, rows: FastRows, at: Any) -> Ints | None:
         """Computed tokens of each row, without placeholders."""
         confirmed: Ints = rows.computed[at] - rows.placeholders[at]
         return confirmed

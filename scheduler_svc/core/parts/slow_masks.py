@@ -9,7 +9,7 @@ sequence is scheduled changes, never its tokens.
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.fast_decode.rows import SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.request import Group, QueueKind
 
 MASK_SHARE = 0.1
@@ -49,7 +49,7 @@ class SlowMasks:
                 group.mask_debt_s = 0.0
         return True
 
-    def begin_plan(self, running: Sequence[Group], steady: SteadyRows) -> None:
+    def begin_plan(self, running: Sequence[Group], fast_rows: FastRows) -> None:
         """Decide which groups sit out the next plan."""
         if not self._owing:
             return
@@ -62,4 +62,4 @@ class SlowMasks:
             group.is_paused = group.mask_debt_s > _AS_MUCH * least
             group.mask_debt_s -= least
             if group.is_paused:
-                steady.leave(group)
+                fast_rows.leave(group)

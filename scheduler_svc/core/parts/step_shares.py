@@ -4,7 +4,7 @@ import numpy as np
 
 from block_manager.cache_rules import PrefixHit
 from scheduler_svc.core.fast_decode.blocks import RowProgress
-from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastRows, Ints
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
@@ -45,7 +45,7 @@ class StepShares:
         return max(0, min(num_wanted, left)) if num_wanted <= left or state.limits.chunked_prefill else 0
 
     def plain(
-        self, rows: SteadyRows, others: list[Group], state: CoreState, builder: PlanBuilder
+        self, rows: FastRows, others: list[Group], state: CoreState, builder: PlanBuilder
     ) -> tuple[Ints, list[Share]] | None:
         """The rows that take one token each, and the shares of the other running groups; None if the step is not plain.
 

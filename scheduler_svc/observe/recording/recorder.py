@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
@@ -66,7 +66,7 @@ class RecordingCore:
         self._records: dict[str, RequestRecord] = {}
         self._shape: StepShapeColumns | None = None
         self._expected: dict[int, tuple[str, ...]] = {}
-        self._steady: dict[int, SteadyShare] = {}
+        self._fast: dict[int, FastShare] = {}
         self._has_begun = False
         self._is_off = False
 
@@ -155,9 +155,9 @@ class RecordingCore:
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """As `Scheduler.update`."""
-        expected, steady = self._expected.pop(result.step, None), self._steady.pop(result.step, None)
+        expected, fast = self._expected.pop(result.step, None), self._fast.pop(result.step, None)
         outcome = self.core.update(result, now)
-        self._guard(self._note_result, result, now, outcome, expected, steady)
+        self._guard(self._note_result, result, now, outcome, expected, fast)
         if outcome.ended:
             self._forget(outcome.ended)
         return outcome
@@ -177,7 +177,7 @@ class RecordingCore:
     def fail_step(self, step: int, why: str) -> StepOutcome:
         """As `Scheduler.fail_step`."""
         self._expected.pop(step, None)
-        self._steady.pop(step, None)
+        self._fast.pop(step, None)
         outcome = self.core.fail_step(step, why)
         self._note(Failed(self._clock(), step, why, endings(outcome.ended)))
         self._forget(outcome.ended)
@@ -187,7 +187,7 @@ class RecordingCore:
         """As `Scheduler.reset_sequences_of_lost_worker`."""
         if lane is None:
             self._expected.clear()
-            self._steady.clear()
+            self._fast.clear()
         self.core.reset_sequences_of_lost_worker(lane)
         self._note(WorkerLost(self._clock(), lane))
 
@@ -237,8 +237,8 @@ class RecordingCore:
             num_bytes += decision.num_bytes + (0 if shape is self._shape else shape.num_bytes)
             self._shape = shape
             self._expected[plan.step] = shape.sampling
-            if plan.steady is not None:
-                self._steady[plan.step] = plan.steady
+            if plan.fast is not None:
+                self._fast[plan.step] = plan.fast
         self._buffer.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
 
     def _note_result(
@@ -247,10 +247,10 @@ class RecordingCore:
         now: float | None,
         outcome: StepOutcome,
         expected: tuple[str, ...] | None,
-        steady: SteadyShare | None,
+        fast: FastShare | None,
     ) -> None:
-        record = _plain_record(result, steady, expected)
-        record = record or ResultRecord.of(result, _by_name(result, steady), expected)
+        record = _plain_record(result, fast, expected)
+        record = record or ResultRecord.of(result, _by_name(result, fast), expected)
         ended = endings(outcome.ended) if outcome.ended else []
         self._buffer.add(Returned(self._clock(), now, record, ended, list(outcome.dropped)))
 
@@ -278,12 +278,10 @@ def failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _plain_record(
-    result: StepResult, steady: SteadyShare | None, expected: tuple[str, ...] | None
-) -> ResultRecord | None:
+def _plain_record(result: StepResult, fast: FastShare | None, expected: tuple[str, ...] | None) -> ResultRecord | None:
     """Record of a result with exactly one token for each row of a fast decode plan; None for others."""
     column = result.column
-    if column is None or steady is None or expected is None or len(steady.rows) != len(expected):
+    if column is None or fast is None or expected is None or len(fast.rows) != len(expected):
         return None
     others = (result.tokens, result.failed, result.children, result.candidates, result.mask_s)
     if any(others) or min(column.tolist()) < 0:
@@ -291,10 +289,10 @@ def _plain_record(
     return ResultRecord(result.step, None, b"", column_of(column), result.duration_s, result.queued_s)
 
 
-def _by_name(result: StepResult, steady: SteadyShare | None) -> dict[str, list[int]]:
+def _by_name(result: StepResult, fast: FastShare | None) -> dict[str, list[int]]:
     """Tokens of a result by name, including those given as a column."""
-    if result.column is None or steady is None:
+    if result.column is None or fast is None:
         return result.tokens
     column = np.asarray(result.column).tolist()
-    found = {name: [token] for name, token in zip(steady.names(), column, strict=True) if token >= 0}
+    found = {name: [token] for name, token in zip(fast.names(), column, strict=True) if token >= 0}
     return {**found, **result.tokens}

@@ -124,7 +124,7 @@ class Replayer:
         """Continue with the same core if the segment allows it, else restore the segment's snapshot."""
         self._shapes.clear()
         if self.core is not None and segment.goes_on:
-            self.core.state.steady.dissolve()
+            self.core.state.fast_rows.dissolve()
             return
         self.core = snapshot.restore(segment.snapshot)
         self._freezer = PlanFreezer()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_manager.hashing import Hasher
-from scheduler_svc.core.fast_decode.rows import SteadyFlight, SteadyRows
+from scheduler_svc.core.fast_decode.rows import FastInFlight, FastRows
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence
@@ -49,7 +49,7 @@ class CoreSnapshot:
 
 def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     """Snapshot of the core. Dissolves its fast decode rows, which changes no decision. `records`: of live requests, if known."""
-    core.state.steady.dissolve()
+    core.state.fast_rows.dissolve()
     with _no_collecting():
         taker = _Taker(core, records)
         writer = GraphWriter(taker.specials(), nothing=(TokenAlias, Hasher))
@@ -128,8 +128,8 @@ class _Taker:
             Request: self._request,
             Group: self._group,
             Sequence: self._sequence,
-            SteadyRows: self._rows,
-            SteadyFlight: self._flight,
+            FastRows: self._rows,
+            FastInFlight: self._flight,
             SortedQueue: self._queue,
             np.ndarray: _array,
         }
@@ -179,12 +179,12 @@ class _Taker:
         state = (self.value(getattr(sequence, name)) for name in _SEQUENCE_STATE)
         return [_SEQUENCE, number, sequence.name, start, outputs, drafts, stop, *state]
 
-    def _rows(self, rows: SteadyRows) -> list[Any]:
+    def _rows(self, rows: FastRows) -> list[Any]:
         """There are no members after dissolving; rows in flight are found by group."""
         assert not rows.members
         return [_ROWS, rows.block_size, self.value(rows.flights)]
 
-    def _flight(self, flight: SteadyFlight) -> list[Any]:
+    def _flight(self, flight: FastInFlight) -> list[Any]:
         columns = {"rows": flight.rows, "before": flight.computed_before, "tickets": flight.tickets}
         return [_FLIGHT, {name: column.tolist() for name, column in columns.items()}, self.value(flight.left)]
 
@@ -235,7 +235,7 @@ class _Maker:
             _WAITING_GROUP: (None, _waiting_group),
             _GROUP: (lambda *state: Group.__new__(Group), _fill_group),
             _SEQUENCE: (self._sequence, _fill_sequence),
-            _ROWS: (lambda block_size, flights: SteadyRows(int(block_size)), _fill_rows),
+            _ROWS: (lambda block_size, flights: FastRows(int(block_size)), _fill_rows),
             _FLIGHT: (_flight, _fill_flight),
             _QUEUE: (lambda *state: SortedQueue.__new__(SortedQueue), _fill_queue),
             _ARRAY: (_numbers, None),
@@ -284,7 +284,7 @@ def _waiting_group(request: Request, number: int) -> Group:
     return request.groups[number]
 
 
-def _fill_rows(rows: SteadyRows, block_size: int, flights: dict[int, SteadyFlight]) -> None:
+def _fill_rows(rows: FastRows, block_size: int, flights: dict[int, FastInFlight]) -> None:
     rows.flights = flights
 
 
@@ -295,12 +295,12 @@ def _fill_queue(queue: SortedQueue, count: int, columns: dict[str, Any], orderin
     queue._item_of = {item[3]: item for item in queue._items}
 
 
-def _flight(columns: dict[str, list[int]], left: Any) -> SteadyFlight:
+def _flight(columns: dict[str, list[int]], left: Any) -> FastInFlight:
     rows, before, tickets = (np.asarray(columns[name], np.int64) for name in ("rows", "before", "tickets"))
-    return SteadyFlight(rows, before, tickets)
+    return FastInFlight(rows, before, tickets)
 
 
-def _fill_flight(flight: SteadyFlight, columns: Any, left: dict[int, Group]) -> None:
+def _fill_flight(flight: FastInFlight, columns: Any, left: dict[int, Group]) -> None:
     flight.left = left
 
 

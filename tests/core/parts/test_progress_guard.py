@@ -34,7 +34,7 @@ def test_preemptions_count_in_the_same_situation_alone() -> None:
 
 
 def test_a_long_chase_that_ends_by_itself_is_left_alone() -> None:
-    """R130, R147: with two plans under way three prompts displace each other many times, as the reference has it."""
+    """R130, R147: with two plans in flight three prompts displace each other many times, as the reference has it."""
     core = build("vllm-v1", depth=2, num_gpu_blocks=9, max_num_batched_tokens=8, prefix_caching=False)
     for name, length in {"a": 13, "b": 17, "c": 17}.items():
         core.add(make_request(name, length, max_tokens=12, arrival=float(ord(name))))

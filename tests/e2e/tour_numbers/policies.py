@@ -115,7 +115,7 @@ def chitu_threshold(steps: Steps) -> Numbers:
     }
 
 
-def most_under_way(steps: Steps) -> int:
+def most_in_flight(steps: Steps) -> int:
     """Of steps planned before, those whose results come after: counted at each planning."""
     times = [(step["times"]["planned_ns"], step["times"]["finished_ns"]) for step in steps]
     return max(sum(start <= at < end for start, end in times) for at, _ in times)
@@ -130,7 +130,7 @@ def skew(steps: Steps) -> Numbers:
         "steps of slot 1": len(slots[1]),
         "most residents of slot 0": max(len(step["scheduled"]) for step in slots[0]),
         "most residents of slot 1": max(len(step["scheduled"]) for step in slots[1]),
-        "most steps in flight at once": most_under_way(steps),
+        "most steps in flight at once": most_in_flight(steps),
         "planned while the other ran": sum(
             both[i]["planned_ns"] < both[i - 1]["finished_ns"] for i in range(1, len(both))
         ),

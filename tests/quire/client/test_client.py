@@ -250,7 +250,7 @@ with Client(sys.argv[1]) as client:
 
 
 def _interrupted(address: str, reading: str, admin: AdminClient) -> None:
-    """A program of its own whose call is under way gets Ctrl-C; it ends by it."""
+    """A program of its own whose call is in flight gets Ctrl-C; it ends by it."""
     command = [sys.executable, "-c", _READER.format(reading=reading), address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_environment(os.environ)) as program:
         deadline = time.monotonic() + 40

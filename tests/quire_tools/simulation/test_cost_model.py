@@ -93,7 +93,7 @@ def test_shape_of_plans() -> None:
         [second] = core.schedule(1.0)
         core.update(result_of(second))
         [third] = core.schedule(2.0)
-        assert (third.steady is not None) is fast_path
+        assert (third.fast is not None) is fast_path
         assert StepShape.of(third, 4) == StepShape(num_decode_seqs=2, num_context_tokens=14)
 
 

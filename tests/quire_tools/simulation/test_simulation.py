@@ -54,12 +54,12 @@ def test_the_plain_loop_waits_between_steps() -> None:
 
 
 def test_asynchronous_plans_hide_the_way() -> None:
-    """R147: with a plan under way while another runs, the worker never waits."""
+    """R147: with a plan in flight while another runs, the worker never waits."""
     history = Simulation(core_of("vllm-v1-async"), [ask("r", 0.0, max_tokens=5)], PseudoTokens(), COST).run()
     assert list(history.requests["r"].token_times_s) == [1.375 + k for k in range(5)]
 
 
-def test_an_arrival_waits_for_the_step_under_way() -> None:
+def test_an_arrival_waits_for_the_step_in_flight() -> None:
     """Continuous batching: a request that arrives during a step is in the next one."""
     history = Simulation(core_of(), [ask("a", 0.0), ask("b", 0.5)], PseudoTokens(), COST).run()
     assert history.requests["b"].first_scheduled_s == 1.375

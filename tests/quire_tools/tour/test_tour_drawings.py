@@ -43,7 +43,7 @@ def timed(planned: int, schedule: int, started: int, model: int, finished: int, 
 
 
 def test_a_steps_times_become_spans() -> None:
-    """Planning, lying at the worker, running, under way: as StepTimes has them."""
+    """Planning, lying at the worker, running, in flight: as StepTimes has them."""
     one = timed(100, 5, 120, 40, 170, queued=8)
     assert (timelines.planned(one).start_ns, timelines.planned(one).end_ns) == (100, 105)
     assert (timelines.queued(one).start_ns, timelines.queued(one).end_ns) == (112, 120)

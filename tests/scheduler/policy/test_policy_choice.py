@@ -89,7 +89,7 @@ def test_files_in_yaml_and_json(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_async_chooses_the_parts_of_v1(base: str, sets: list[str], expected: tuple[str, int]) -> None:
-    """R149: placeholders and two plans under way, unless the depth is given."""
+    """R149: placeholders and two plans in flight, unless the depth is given."""
     spec = choose(base, sets).spec
     assert (spec.progress, spec.batch_queue) == expected
 

@@ -302,7 +302,7 @@ async def test_several_lanes_of_one_worker() -> None:
             steps = await r.admin.steps()
             assert {report.lane for report in steps} == {0, 1, 2}
             assert [report.lane for report in steps[:3]] == [0, 1, 2]
-            assert steps[2].times.planned_ns < steps[0].times.finished_ns, "three under way"
+            assert steps[2].times.planned_ns < steps[0].times.finished_ns, "three in flight"
             await r.admin.assert_all_free()
 
 

@@ -143,8 +143,8 @@ def by_name(plan: StepPlan, result: WorkerResult) -> dict[str, list[int]]:
     """The tokens of a result, whichever way it has them; both ways in which it tells of a column say the same."""
     if result.plain is None:
         return result.result.tokens
-    assert plan.steady is not None and result.result.column is not None and not plan.entries
-    tokens = {name: [int(id_)] for name, id_ in zip(plan.steady.names(), result.result.column, strict=True)}
+    assert plan.fast is not None and result.result.column is not None and not plan.entries
+    tokens = {name: [int(id_)] for name, id_ in zip(plan.fast.names(), result.result.column, strict=True)}
     assert tokens == dict(
         zip(result.plain.names, np.frombuffer(result.plain.token_ids, "<i4")[:, None].tolist(), strict=True)
     )

@@ -24,34 +24,34 @@ class BatchQueue:
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._under_way: deque[StepPlan] = deque()
+        self._in_flight: deque[StepPlan] = deque()
         self._is_dry = False
         self._aborts: dict[str, None] = {}
 
     def __len__(self) -> int:
         """Number of plans in flight."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     @property
     def is_idle(self) -> bool:
         """True if no request is left and no result is pending."""
-        return not (self._core.has_unfinished or self._under_way)
+        return not (self._core.has_unfinished or self._in_flight)
 
     @property
     def due(self) -> StepPlan | None:
         """The plan to await a result of before the next step; None: plan first."""
-        is_full = len(self._under_way) == self._core.depth
-        return self._under_way[0] if self._under_way and (is_full or self._is_dry) else None
+        is_full = len(self._in_flight) == self._core.depth
+        return self._in_flight[0] if self._in_flight and (is_full or self._is_dry) else None
 
     def plan(self, now: float) -> StepPlan | None:
         """Make the next plan. None if there is nothing to schedule or to tell the workers, or the queue is full."""
-        if len(self._under_way) == self._core.depth:
+        if len(self._in_flight) == self._core.depth:
             return None
         if not (self._core.has_unfinished or self._core.has_endings_to_tell):
             self._is_dry = True
             return None
         [plan] = self._core.schedule(now)
-        self._under_way.append(plan)
+        self._in_flight.append(plan)
         self._is_dry = plan.is_empty
         return plan
 
@@ -64,9 +64,9 @@ class BatchQueue:
 
         ValueError for the result of another plan.
         """
-        if not self._under_way or self._under_way[0].step != result.step:
-            raise ValueError(f"step {result.step} is not the oldest under way")
-        self._under_way.popleft()
+        if not self._in_flight or self._in_flight[0].step != result.step:
+            raise ValueError(f"step {result.step} is not the oldest in flight")
+        self._in_flight.popleft()
         self._is_dry = False
         aborts, self._aborts = list(self._aborts), {}
         aborted = self._core.abort(aborts)

@@ -201,7 +201,7 @@ class Life:
         return self._workers[plan.lane if len(self._workers) > 1 else 0]
 
     def finish(self) -> None:
-        """The oldest plan under way comes back."""
+        """The oldest plan in flight comes back."""
         oldest = self._underway.popleft()
         if oldest.error:
             outcome = self.core.fail_step(oldest.plan.step, "broken")
@@ -250,7 +250,7 @@ class Life:
         """Unless it is back at once, it is when the next one dies."""
         if self._rank_out is not None:
             self.core.take_lane_back(self._rank_out)
-        self._underway = deque(under_way for under_way in self._underway if under_way.plan.lane != rank)
+        self._underway = deque(in_flight for in_flight in self._underway if in_flight.plan.lane != rank)
         self._workers[rank].lose_everything()
         self.core.reset_sequences_of_lost_worker(rank)
         self._rank_out = None if is_back else rank

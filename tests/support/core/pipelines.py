@@ -1,4 +1,4 @@
-"""Cores with several plans under way, a worker that knows tokens before the scheduler does, and the loop between them."""
+"""Cores with several plans in flight, a worker that knows tokens before the scheduler does, and the loop between them."""
 
 from collections.abc import Callable
 

@@ -16,7 +16,7 @@ DEAR_SWAP = {"compute_token_s": 0.1, "swap_block_s": 10.0}
 
 
 def quire_core(limits: dict[str, Any] | None = None, **knobs: Any) -> Scheduler:
-    """One plan under way at a time, blocks of 4 tokens, no watermark; `limits` and `knobs` over that."""
+    """One plan in flight at a time, blocks of 4 tokens, no watermark; `limits` and `knobs` over that."""
     given = {
         "block_size": 4,
         "num_gpu_blocks": 65,

@@ -63,7 +63,7 @@ def watch_steps() -> None:
 
 
 class _Watch:
-    """Owner of what is known of the step under way: the arguments of its last forward pass."""
+    """Owner of what is known of the step in flight: the arguments of its last forward pass."""
 
     def __init__(self, found: Signs) -> None:
         self._signs = found

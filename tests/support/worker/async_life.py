@@ -1,4 +1,4 @@
-"""A scheduler's life with plans under way: it plans step k + `depth` when it has read result k, and knows no later token.
+"""A scheduler's life with plans in flight: it plans step k + `depth` when it has read result k, and knows no later token.
 
 Random, seeded, and legal: chunks, pauses, late arrivals, rows that stop or are preempted with a token on the way and come back by
 recompute, by swap, or with their blocks copied; guesses, beams, children, grammars, penalties, vectors, scored prompts, rows whose
@@ -96,7 +96,7 @@ class Scheduler:
         self.running: list[Life] = []
         self.away: list[Life] = []
         self._by_life: dict[tuple[int, int], Life] = {}
-        self._under_way: deque[tuple[Pending, list[Life]]] = deque()
+        self._in_flight: deque[tuple[Pending, list[Life]]] = deque()
         self.results: list[worker_pb2.WorkerOutputs] = []
         self.tokens: dict[int, list[int]] = {}
         self.events: Counter[str] = Counter()
@@ -106,11 +106,11 @@ class Scheduler:
     def run(self) -> None:
         """Until all requests are over."""
         while self._num_made < self._num_requests or self.running or self.away:
-            if len(self._under_way) == self._depth:
+            if len(self._in_flight) == self._depth:
                 self._read()
             self._send()
             assert self._step_id < 1000, "it does not come to an end"
-        while self._under_way:
+        while self._in_flight:
             self._read()
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -133,15 +133,15 @@ class Scheduler:
             for life in self.running:
                 life.computed, life.num_promised = life.computed + num_steps - 1, life.num_promised + num_steps - 1
         message = step(self._step_id, num_decode_steps=num_steps, **parts)
-        if self._under_way and not self._under_way[-1][0].is_ready:
+        if self._in_flight and not self._in_flight[-1][0].is_ready:
             self.events["launched ahead"] += 1
         pending = self._launch(message)
         for life in self._computing:
             life.num_unread += 1
-        self._under_way.append((pending, self._computing))
+        self._in_flight.append((pending, self._computing))
 
     def _read(self) -> None:
-        pending, lives = self._under_way.popleft()
+        pending, lives = self._in_flight.popleft()
         if self._waits:
             pending.wait()
         result = pending.finish()

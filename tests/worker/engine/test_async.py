@@ -59,7 +59,7 @@ def equip(engine: ModelEngine, queue: DeviceQueue) -> None:
 
 
 def lived(engine: ModelEngine, queue: DeviceQueue, seed: int, **how: object) -> Scheduler:
-    """Two or three plans under way."""
+    """Two or three plans in flight."""
     equip(engine, queue)
 
     def spoil(block: int) -> None:

@@ -87,7 +87,7 @@ def asks() -> list[Ask]:
 
 
 def watch_overlap(monkeypatch) -> list[int]:
-    """How many plans were under way each time one had been sent, that one included."""
+    """How many plans were in flight each time one had been sent, that one included."""
     counts, inner = [], WorkerLane.send
 
     async def send(lane: WorkerLane, *args) -> None:
@@ -133,7 +133,7 @@ async def run_all(s: Stack, wanted: list[Ask]) -> list[Output]:
 
 async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     """All requests at once against generate; says how much there was."""
-    wanted, under_way = asks(), watch_overlap(monkeypatch)
+    wanted, in_flight = asks(), watch_overlap(monkeypatch)
     async with stack(
         make_engine=lambda _: new_engine(family.path, num_blocks=_NUM_BLOCKS, max_model_len=256),
         policy=serving.policy,
@@ -149,8 +149,8 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     assert not any(step.error for step in steps)
     events = events_of(steps)
     events |= {"prefix hit"} if any(output.started.cached_prompt_tokens for output in outputs) else set()
-    num_overlapped = sum(count > 1 for count in under_way)
-    events |= {"overlap"} if num_overlapped > len(under_way) // 2 else set()
+    num_overlapped = sum(count > 1 for count in in_flight)
+    events |= {"overlap"} if num_overlapped > len(in_flight) // 2 else set()
     assert events >= serving.shows, f"missing: {serving.shows - events}"
     return f"{family.name}, {serving.name}, {len(wanted)} requests, {len(steps)} steps, {num_overlapped} overlapped"
 

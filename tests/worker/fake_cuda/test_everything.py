@@ -89,7 +89,7 @@ def test_steps_of_every_kind_with_the_kernels(checkpoint, adapter, expected):
 
 
 def lived(engine: ModelEngine, queue: DeviceQueue, seed: int) -> Scheduler:
-    """A random life: chunks, pauses, preemptions by recompute, swap and copy, rows of all kinds, two or three plans under way."""
+    """A random life: chunks, pauses, preemptions by recompute, swap and copy, rows of all kinds, two or three plans in flight."""
     engine.reset()
     engine.cache.device_pool.zero_()
     engine._runner = StepRunner(
@@ -111,7 +111,7 @@ def lived(engine: ModelEngine, queue: DeviceQueue, seed: int) -> Scheduler:
 
 @pytest.mark.parametrize("seeds", [[2], pytest.param(range(3, 9), marks=pytest.mark.long)], ids=["one", "many"])
 def test_random_lives(checkpoint, seeds, record_property):
-    """R148, R157, R158: every message is that of the same life on the CPU, whatever is under way meanwhile."""
+    """R148, R157, R158: every message is that of the same life on the CPU, whatever is in flight meanwhile."""
     on_cpu = started(checkpoint, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CPU)
     on_cuda = started(checkpoint, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CUDA)
     events: Counter[str] = Counter()

@@ -141,7 +141,7 @@ def test_resuming_sends_unread_results_again_and_recomputes_nothing() -> None:
     go(test())
 
 
-def test_result_of_a_step_under_way_goes_to_the_resumed_stream() -> None:
+def test_result_of_a_step_in_flight_goes_to_the_resumed_stream() -> None:
     async def test() -> None:
         async with running(fast(time_scale=1.0, step_base_s=0.2)) as worker:
             await worker.make_ready()

@@ -36,8 +36,8 @@ class SchedulerGroups(OneWorker):
 
     def on_result(self, step: int) -> None:
         """Mark the group of that step as done; unknown steps are ignored."""
-        for lane, under_way in self._used.items():
-            if under_way == step:
+        for lane, in_flight in self._used.items():
+            if in_flight == step:
                 self._used[lane] = None
 
     def reset(self) -> None:

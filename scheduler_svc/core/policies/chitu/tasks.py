@@ -85,7 +85,7 @@ class TaskShares:
 
     def is_ready(self, group: Group) -> bool:
         """True if the task waits for no result and does not sit out (`slow_masks`)."""
-        return not (group.is_paused or self.progress.is_under_way(group))
+        return not (group.is_paused or self.progress.is_in_flight(group))
 
     def num_blocks_to_decode(self, groups: Sequence[Group]) -> int:
         """Blocks for one more token of each of their sequences."""

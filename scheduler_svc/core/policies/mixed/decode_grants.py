@@ -9,11 +9,11 @@ would be planned (`Scheduler.wants_step_back`). Not here: the step loop's side (
 import numpy as np
 
 from scheduler_svc.core.entries import StepGrant
-from scheduler_svc.core.fast_decode.rows import NO_TOKEN, Ints, SteadyRows
+from scheduler_svc.core.fast_decode.rows import NO_TOKEN, FastRows, Ints
 from scheduler_svc.core.state import CoreState
 
 
-def grant_of(rows: SteadyRows, scheduled: Ints, state: CoreState) -> StepGrant | None:
+def grant_of(rows: FastRows, scheduled: Ints, state: CoreState) -> StepGrant | None:
     """The grant of a plan of exactly `scheduled`, whose blocks are allocated; None if it may not be repeated.
 
     No granted step needs a block, so that block tables are the same as without grants; the last one is at most

@@ -5,9 +5,9 @@ would.
 """
 
 from block_manager.cache_rules import DevicePool
-from scheduler_svc.core.fast_decode.blocks import RowProgress, SteadyBlocks, split
-from scheduler_svc.core.fast_decode.rows import Ints, SteadyRows, can_join
-from scheduler_svc.core.fast_decode.share import SteadyShare
+from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
+from scheduler_svc.core.fast_decode.rows import FastRows, Ints, can_join
+from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.step_shares import Share, StepShares
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.mixed.decode_grants import grant_of
@@ -16,18 +16,18 @@ from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 
 
-class SteadyRunning:
+class FastRunning:
     """Plans a step by fast decode if `StepShares` says that it is plain. `rows` are shared with the output rules."""
 
     def __init__(
-        self, inner: MixedRunning, shares: StepShares, rows: SteadyRows, progress: RowProgress, cache: DevicePool
+        self, inner: MixedRunning, shares: StepShares, rows: FastRows, progress: RowProgress, cache: DevicePool
     ) -> None:
         self._inner = inner
         self._shares = shares
         self._rows = rows
         self._progress = progress
         self._cache = cache
-        self._blocks = SteadyBlocks(rows, cache)
+        self._blocks = FastBlocks(rows, cache)
 
     def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Schedule running groups by fast decode, or else by `MixedRunning`."""
@@ -49,7 +49,7 @@ class SteadyRunning:
         if not joining:
             return loose
         self._blocks.join(joining)
-        return [group for group in loose if not group.is_steady]
+        return [group for group in loose if not group.is_fast]
 
     def _others(self, state: CoreState) -> list[Group]:
         """Running groups that are not rows, in order; usually the newest ones."""
@@ -58,7 +58,7 @@ class SteadyRunning:
         for group in reversed(state.running):
             if len(found) == missing:
                 break
-            if not group.is_steady:
+            if not group.is_fast:
                 found.append(group)
         return found[::-1]
 
@@ -84,7 +84,7 @@ class SteadyRunning:
             self._inner.schedule(sequence, num_tokens, state, builder)
         self._take_rows(crossing, full, len(rows.members), new_blocks)
         if len(scheduled):
-            builder.steady = SteadyShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
+            builder.fast = FastShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
         if not (shares or builder.is_repeat):
             builder.grant = grant_of(rows, scheduled, state)
         self._progress.on_scheduled_rows(rows, at)

@@ -65,7 +65,7 @@ class RankPreemption:
         plea = self._plea(head, state)
         if plea is None or self._fits_surely(plea, state, builder):
             return
-        state.steady.dissolve()
+        state.fast_rows.dissolve()
         for victim in self._victims(plea, outranked, state, builder):
             builder.favoured = builder.in_need = head
             leave(victim, self._preemption, state, builder)
@@ -112,8 +112,8 @@ class RankPreemption:
         """
         if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
             return False
-        loose = [group for group in state.running if not group.is_steady]
-        needed = sum(self._num_needed(group, state, builder)[1] for group in loose) + len(state.steady.members)
+        loose = [group for group in state.running if not group.is_fast]
+        needed = sum(self._num_needed(group, state, builder)[1] for group in loose) + len(state.fast_rows.members)
         needed += self._cache.num_blocks_to_admit(plea.head.live, plea.hit, plea.num_tokens)
         return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
 

@@ -37,20 +37,20 @@ def test_the_recorded_defects_are_still_there() -> None:
             assert first_difference(scenario.trace or [], trace) is not None
 
 
-def test_a_lone_decode_waits_for_blocks_under_way() -> None:
+def test_a_lone_decode_waits_for_blocks_in_flight() -> None:
     """R173: it would fit alone; what another group runs gives them back, or comes to compete."""
     tasks, _ = two_groups(defects="recorded")
     with pytest.raises(TaskDoesNotFit):
         tasks.plan()
-    tasks, under_way = two_groups()
+    tasks, in_flight = two_groups()
     assert tasks.plan() == []
-    tasks.finish(under_way)
+    tasks.finish(in_flight)
     steps = tasks.run()
     assert {name for step in steps for name in ids(step)} == {"a", "b"}
 
 
 def two_groups(**knobs: str) -> tuple[Tasks, StepPlan]:
-    """All five blocks are held, by a, whose decode is under way, and by b, which is the only one ready and needs one more."""
+    """All five blocks are held, by a, whose decode is in flight, and by b, which is the only one ready and needs one more."""
     tasks = Tasks(num_blocks=5, pp_size=2, max_reqs=2, scheduler_type="request_preset", **knobs)
     tasks.add("a", 8, max_tokens=5, priority=2)
     tasks.step()
@@ -63,7 +63,7 @@ def two_groups(**knobs: str) -> tuple[Tasks, StepPlan]:
 
 
 def test_a_lone_decode_rolls_back_half_a_prompt() -> None:
-    """R173: nothing is under way; the half-computed prompt holds what it needs, and starts anew later."""
+    """R173: nothing is in flight; the half-computed prompt holds what it needs, and starts anew later."""
     for defects in ("recorded", "repaired"):
         tasks = Tasks(num_blocks=4, prefill_chunk_size=8, scheduler_type="request_preset", defects=defects)
         tasks.add("half", 16, max_tokens=1, priority=1)
@@ -126,7 +126,7 @@ def test_every_rank_has_a_chunk() -> None:
             assert ids(tasks.step()) == ["a", "b"]
 
 
-def test_newcomers_do_not_push_out_a_prompt_under_way() -> None:
+def test_newcomers_do_not_push_out_a_prompt_in_flight() -> None:
     """R189: those with an owner keep their places among the candidates, however early others began."""
     for defects in ("recorded", "repaired"):
         tasks = Tasks("chitu-dp", dp_size=2, max_reqs=2, prefill_chunk_size=4, defects=defects)
@@ -181,12 +181,12 @@ def test_chunks_smaller_than_a_group_do_not_stop_it() -> None:
 
 @pytest.mark.parametrize("preset", ["chitu", "chitu-skew", "chitu-dp"])
 def test_a_lost_worker_delays_no_other_task(preset: str) -> None:
-    """R178: what was under way is not any more: all lanes are free, and their tasks start anew."""
+    """R178: what was in flight is not any more: all lanes are free, and their tasks start anew."""
     tasks = Tasks(preset, pp_size=2, max_reqs=2, prefill_chunk_size=3)
     for name in "ab":
         tasks.add(name, 8)
-    under_way = [*tasks.plan(), *tasks.plan()]
-    assert sorted(ids(under_way)) == ["a", "b"]
+    in_flight = [*tasks.plan(), *tasks.plan()]
+    assert sorted(ids(in_flight)) == ["a", "b"]
     tasks.core.reset_sequences_of_lost_worker()
     again = [*tasks.plan(), *tasks.plan()]
     assert sorted(ids(again)) == ["a", "b"] and all(start == 0 for _, _, start, _ in again)

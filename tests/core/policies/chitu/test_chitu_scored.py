@@ -22,7 +22,7 @@ def test_nothing_to_do_takes_no_group() -> None:
 
 
 def test_only_ready_tasks_are_looked_at() -> None:
-    """R166: tasks under way are not, whatever their score."""
+    """R166: tasks in flight are not, whatever their score."""
     tasks = Tasks(pp_size=2, max_reqs=2, scheduler_type="request_preset")
     tasks.add("a", priority=9)
     assert ids(tasks.plan()) == ["a"]
@@ -271,7 +271,7 @@ def test_tasks_never_run_out_of_memory(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ["chitu", "chitu-skew"])
 def test_the_batch_queue_drives_several_groups(preset: str) -> None:
-    """R179, R147: as many plans under way as groups, empty ones too; every request gets the tokens it gets alone."""
+    """R179, R147: as many plans in flight as groups, empty ones too; every request gets the tokens it gets alone."""
     results = []
     for pp_size in (1, 3):
         limits = CoreLimits(4, 17, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64, prefix_caching=False)

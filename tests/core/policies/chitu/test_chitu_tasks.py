@@ -16,7 +16,7 @@ def test_a_task_is_a_prefill_until_its_prompt_is_computed() -> None:
     assert [tasks.step() for _ in range(3)] == [[("a", "P", 0, 4)], [("a", "P", 4, 2)], [("a", "D", 6, 1)]]
 
 
-def test_a_chunk_under_way_holds_its_task_back() -> None:
+def test_a_chunk_in_flight_holds_its_task_back() -> None:
     """R160, R166: its rest is not scheduled before the result is there, though another group is free."""
     tasks = Tasks(prefill_chunk_size=4, pp_size=2)
     tasks.add("a", 6)

@@ -284,31 +284,31 @@ def test_a_more_important_prompt_starts_before_what_was_swapped() -> None:
     assert order == ["now", "a", "b"]
 
 
-def test_a_token_under_way_is_kept_and_its_sequence_waits_for_it_on_the_host() -> None:
-    """R154: swapped with a step under way, it gains that step's token there, and comes back only then."""
+def test_a_token_in_flight_is_kept_and_its_sequence_waits_for_it_on_the_host() -> None:
+    """R154: swapped with a step in flight, it gains that step's token there, and comes back only then."""
     core = quire_core({"num_gpu_blocks": 9}, batch_queue=2, **CHEAP_SWAP)
     core.add(request("a", 11, max_tokens=20))
     core.add(request("b", 11, max_tokens=20, at=1.0))
-    under_way: list[StepPlan] = []
+    in_flight: list[StepPlan] = []
     for now in range(12):
         [plan] = core.schedule(float(now))
-        under_way.append(plan)
+        in_flight.append(plan)
         if plan.swap_out:
             break
-        if len(under_way) == 2:
-            core.update(answer(under_way.pop(0)))
+        if len(in_flight) == 2:
+            core.update(answer(in_flight.pop(0)))
     [b] = [group.live[0] for group in core.state.swapped]
     assert b.num_placeholders == 1
     num_tokens = b.num_tokens
     core.abort(["a"])
-    core.update(answer(under_way.pop(0)))
+    core.update(answer(in_flight.pop(0)))
     assert (b.num_tokens, b.num_placeholders) == (num_tokens + 1, 0)
     [plan] = core.schedule(20.0)
     assert plan.swap_in
     assert [e.token_ids for e in plan.scheduled] == [b.token_ids]
 
 
-def test_beams_swapped_while_their_first_step_is_under_way_fork_on_the_host() -> None:
+def test_beams_swapped_while_their_first_step_is_in_flight_fork_on_the_host() -> None:
     """R74, R102, R154: the children share their parent's host blocks, and come back with it."""
     core = quire_core({"num_gpu_blocks": 8, "max_num_seqs": 4}, batch_queue=2, **CHEAP_SWAP)
     core.add(request("a", 11, max_tokens=12))

@@ -28,7 +28,7 @@ def test_alone_and_too_long_for_the_cache_it_ends(preset: str) -> None:
 
 
 @PRESETS
-def test_an_abort_while_a_step_is_under_way(preset: str) -> None:
+def test_an_abort_while_a_step_is_in_flight(preset: str) -> None:
     """R198: its blocks are free at once, and what the step gives for it is ignored."""
     core = make_v0(preset)
     add(core, "a", 3, n=2)

@@ -123,7 +123,7 @@ def test_mask_times_of_the_fast_path_are_recorded() -> None:
     for _ in range(12):
         [plan] = life.core.schedule(life._now)
         result = replace(answer(plan), duration_s=1.0)
-        if plan.steady is not None and len(plan.steady.rows) == len(plan.scheduled) == 2:
+        if plan.fast is not None and len(plan.fast.rows) == len(plan.scheduled) == 2:
             result = StepResult(plan.step, {}, column=np.array([7, 8]), mask_s={"a/0": 0.3}, duration_s=1.0)
             num_columns += 1
         life.core.update(result)
