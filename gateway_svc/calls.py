@@ -9,8 +9,8 @@ from typing import Protocol
 
 from opentelemetry.trace import Span
 
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.request_ids import accept_request_id
+from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.settings import GatewaySettings
 from protos.engine.v1 import engine_pb2
 from svc_common.clock import NS_PER_S, monotonic_ns

@@ -15,9 +15,9 @@ from opentelemetry.trace import Span, use_span
 
 from gateway_svc.calls import ClientGone
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
-from gateway_svc.engine.submission_spans import SubmissionSpans
 from gateway_svc.generating.generation import Generation
 from gateway_svc.metric_definitions import PROVIDER
+from gateway_svc.requests.submission_spans import SubmissionSpans
 from gateway_svc.span_content import OutputContent, finish_reason, input_messages, stop_sequences
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2

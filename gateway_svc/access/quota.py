@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from gateway_svc.access.tenants_file import TenantLimits
-from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.requests.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import QuotaViolation, ResourceExhausted
 from svc_common.token_bucket import TokenBucket

@@ -6,7 +6,7 @@ from typing import Self
 
 from gateway_svc.access.quota import TenantQuota, estimated_tokens, used_tokens
 from gateway_svc.access.tenants_file import TenantLimits
-from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.requests.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import PermissionDenied
 

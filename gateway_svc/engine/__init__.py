@@ -1,1 +1,1 @@
-"""Gateway's connection to the scheduler: one stream that carries all requests of this gateway."""
+"""Gateway's connection to the scheduler: one stream that carries the messages of all its requests."""

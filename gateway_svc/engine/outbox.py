@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.requests.engine_request import EngineRequest
 from protos.engine.v1 import engine_pb2
 from svc_common.tenant_load import Load, TenantLoad
 

@@ -18,10 +18,10 @@ import grpc
 import grpc.aio
 
 from gateway_svc.engine.admission import GatewayCapacity
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
-from gateway_svc.engine.submission_spans import SubmissionSpans
+from gateway_svc.requests.engine_request import EngineRequest
+from gateway_svc.requests.submission_spans import SubmissionSpans
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.engine.request_update import ChoiceUpdate
-from gateway_svc.engine.token_runs import ChoiceTokens
+from gateway_svc.requests.request_update import ChoiceUpdate
+from gateway_svc.requests.token_runs import ChoiceTokens
 from gateway_svc.text.detokenizer import TextSegment
 from gateway_svc.text.output_parser import CONTENT, REASONING, AnswerPart, PartKind
 from gateway_svc.text.text_stream import Piece, TextStream

@@ -3,13 +3,13 @@
 from gateway_svc.calls import Call, Permit
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import ResolvedRequest
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import timing_of
 from gateway_svc.generating.generator import off_loop_if_long, wait_for_model
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.vectors import as_asked
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.spans import CallSpans, GenerationSpan
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

@@ -7,12 +7,12 @@ calls), PromptLogprobs if requested, one Finished per choice, and exactly one Us
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import RequestTable
-from gateway_svc.engine.request_update import ChoiceUpdate, Update
-from gateway_svc.engine.token_runs import public_prompt_logprobs
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
 from gateway_svc.generating.model_catalog import ServedModel
+from gateway_svc.requests.engine_request import EngineRequest
+from gateway_svc.requests.request_update import ChoiceUpdate, Update
+from gateway_svc.requests.token_runs import public_prompt_logprobs
 from gateway_svc.text.text_stream import TextStream
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2

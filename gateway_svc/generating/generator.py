@@ -16,7 +16,6 @@ from gateway_svc.chat.resolving import resolve_chat
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.generating.generation import Generation
@@ -24,6 +23,7 @@ from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.request_scope import RequestScope, Running
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.spans import CallSpans, GenerationSpan
 from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream

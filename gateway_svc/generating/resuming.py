@@ -7,7 +7,7 @@ is in `scheduler_link`.
 
 from collections.abc import Sequence
 
-from gateway_svc.engine.engine_request import EngineRequest
+from gateway_svc.requests.engine_request import EngineRequest
 from protos.inference.v1 import inference_pb2
 from svc_common.errors import FieldViolation, InvalidArgument, OutOfRange
 

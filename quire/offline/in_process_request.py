@@ -6,10 +6,10 @@ tokens.
 
 from collections.abc import Iterator
 
-from gateway_svc.engine.request_update import ChoiceUpdate
-from gateway_svc.engine.token_runs import ChoiceTokens, public_prompt_logprobs
 from gateway_svc.generating.choice_events import ChoiceEvent, ChoiceEvents
 from gateway_svc.generating.vectors import as_asked
+from gateway_svc.requests.request_update import ChoiceUpdate
+from gateway_svc.requests.token_runs import ChoiceTokens, public_prompt_logprobs
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from quire.client.messages import EventMerger, Prompt

@@ -1,18 +1,19 @@
 """Convert a whole checkpoint: find its files, convert and check each, copy the rest, and put all in place at the end."""
 
 import fnmatch
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire_tools.convert import written
-from quire_tools.convert.isolated import Opened, convert_file
-from svc_common.errors import ConfigError, FailedPrecondition
+from quire_tools.convert.isolated import Opened, TensorFacts, convert_file
+from svc_common.errors import ConfigError, FailedPrecondition, Internal
+from worker_svc.model.stored_weights import header_of
 
 _INDEX = "pytorch_model.bin.index.json"
 _PICKLED = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt", "*.bin")
@@ -106,7 +107,7 @@ def _name(number: int, count: int) -> str:
 
 
 def _take(made: Converted, homes: dict[str, str], opened: Opened, target: Path) -> None:
-    made.num_bytes += written.check(target, opened.tensors)
+    made.num_bytes += check(target, opened.tensors)
     twice = sorted(opened.tensors.keys() & homes.keys())
     if twice:
         raise FailedPrecondition(
@@ -147,3 +148,46 @@ def _put_in_place(folder: Path, destination: Path) -> None:
 
 def _matches(name: str, forms: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatch(name, form) for form in forms)
+
+
+_PIECE = 1 << 22
+# safetensors' names of torch's dtypes.
+_DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "complex64": "C64",
+}  # fmt: skip
+
+
+def check(path: Path, expected: Mapping[str, TensorFacts]) -> int:
+    """Check that the tensors in `path` equal `expected`; returns their number of bytes. Raises Internal if one differs."""
+    entries, start = header_of(path)
+    if entries.keys() != expected.keys():
+        raise _wrong(path, "other tensors than were read")
+    total = 0
+    with path.open("rb") as file:
+        for name, facts in expected.items():
+            entry = entries[name]
+            begin, end = entry["data_offsets"]
+            if (entry["dtype"], tuple(entry["shape"])) != (_DTYPES.get(facts.dtype), facts.shape):
+                raise _wrong(path, f"{name} with another type or shape")
+            if _digest(file, start + begin, end - begin) != facts.sha256:
+                raise _wrong(path, f"{name} with other bytes")
+            total += end - begin
+    return total
+
+
+def _digest(file: Any, start: int, length: int) -> str:
+    found = hashlib.sha256()
+    file.seek(start)
+    while length > 0:
+        piece = file.read(min(length, _PIECE))
+        if not piece:
+            break
+        found.update(piece)
+        length -= len(piece)
+    return found.hexdigest()
+
+
+def _wrong(path: Path, what: str) -> Internal:
+    return Internal(f"{path.name} was written with {what}; it is not kept", reason="CONVERSION_WRONG")

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from gateway_svc import stalled_clients
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.request_table import MAX_UNREAD_BYTES
-from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.http import server
 from gateway_svc.http.server import listen
+from gateway_svc.requests.engine_request import EngineRequest
+from gateway_svc.requests.token_runs import ChoiceTokens
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.built_in_model import default_model
-from quire_tools.convert import checkpoint, child, written
+from quire_tools.convert import checkpoint, child
 from quire_tools.convert.isolated import TensorFacts
 from svc_common.errors import ConfigError, FailedPrecondition, Internal
 from tests.support.stack.up_process import ROOT, run_quire
@@ -149,13 +149,13 @@ def test_another_result_is_not_kept(tmp_path: Path) -> None:
     entries, start = header_of(path)
     name, entry = next(iter(entries.items()))
     with pytest.raises(Internal, match="other tensors"):
-        written.check(path, {name: TensorFacts("bfloat16", tuple(entry["shape"]), "")})
+        checkpoint.check(path, {name: TensorFacts("bfloat16", tuple(entry["shape"]), "")})
     facts = {key: TensorFacts("bfloat16", tuple(value["shape"]), "0") for key, value in entries.items()}
     with pytest.raises(Internal, match="other bytes"):
-        written.check(path, facts)
+        checkpoint.check(path, facts)
     facts[name] = TensorFacts("float32", tuple(entry["shape"]), "0")
     with pytest.raises(Internal, match="another type"):
-        written.check(path, facts)
+        checkpoint.check(path, facts)
     assert start > 8
 
 

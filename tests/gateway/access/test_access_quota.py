@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gateway_svc.access.quota import TenantQuota, estimated_tokens, used_tokens
 from gateway_svc.access.tenants_file import TenantLimits
 from gateway_svc.access.terms import TenantTerms
-from gateway_svc.engine.engine_request import EngineRequest
-from gateway_svc.engine.token_runs import ChoiceTokens
+from gateway_svc.requests.engine_request import EngineRequest
+from gateway_svc.requests.token_runs import ChoiceTokens
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
-from gateway_svc.engine.request_update import ChoiceUpdate
-from gateway_svc.engine.token_runs import ChoiceTokens
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
+from gateway_svc.requests.request_update import ChoiceUpdate
+from gateway_svc.requests.token_runs import ChoiceTokens
 from gateway_svc.text.text_model import TextModel
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2

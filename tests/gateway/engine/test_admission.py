@@ -8,8 +8,8 @@ import httpx
 from grpc_health.v1 import health_pb2
 
 from gateway_svc.engine.admission import GatewayCapacity
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
+from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gateway_svc.checks.validation import SamplingDefaults
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.generating.generation import Generation
 from gateway_svc.generating.model_catalog import ServedModel
+from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2

@@ -14,10 +14,9 @@ import pytest
 from gateway_svc.calls import DefaultTenantOnly
 from gateway_svc.http.server import HttpServer
 from gateway_svc.lab import translation
-from gateway_svc.lab.app import lab_app
+from gateway_svc.lab.app import MAX_PAGES, lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
-from gateway_svc.lab.stream import MAX_PAGES
 from protos.inference.v1 import admin_pb2 as pb
 from svc_common.errors import Unavailable
 from svc_common.net import rpc

@@ -12,8 +12,8 @@ from quire_tools.top import bars
 from quire_tools.top.drawing import Surroundings, frame
 from quire_tools.top.keys import BoundKey, decode
 from quire_tools.top.numbers import TopNumbers
-from quire_tools.top.plain import plain_text
 from quire_tools.top.requests_table import duration
+from quire_tools.top.screen import plain_text
 from quire_tools.top.states import TopState
 from quire_tools.top.view import SORTS, TopView
 from tests.quire_tools.top.answers import busy

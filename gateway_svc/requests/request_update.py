@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway_svc.engine.token_runs import ChoiceTokens
+from gateway_svc.requests.token_runs import ChoiceTokens
 from protos.engine.v1 import engine_pb2
 
 

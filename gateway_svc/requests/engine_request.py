@@ -11,9 +11,9 @@ from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
-from gateway_svc.engine.request_update import Update
-from gateway_svc.engine.submission_spans import SubmissionSpans
-from gateway_svc.engine.token_runs import ChoiceTokens, committed_message
+from gateway_svc.requests.request_update import Update
+from gateway_svc.requests.submission_spans import SubmissionSpans
+from gateway_svc.requests.token_runs import ChoiceTokens, committed_message
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway_svc.engine.engine_request import EngineRequest
 from gateway_svc.engine.outbox import MAX_SUBMIT_BYTES, Outbox
 from gateway_svc.engine.request_table import MESSAGES_PER_BACKLOG_CHECK, RequestTable
-from gateway_svc.engine.token_runs import ChoiceTokens
+from gateway_svc.requests.engine_request import EngineRequest
+from gateway_svc.requests.token_runs import ChoiceTokens
 from protos.engine.v1 import engine_pb2
 from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
