@@ -1,7 +1,9 @@
 """ASGI application of the lab: the page, its JSON, and additions by a gateway. Access is checked in `guard`."""
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway_svc.calls import ClientGone
 from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.errors import error_body
-from gateway_svc.lab import values
-from gateway_svc.lab.query import whole_number, word
 from gateway_svc.lab.source import LabSnapshot, LabSource, Step
 from gateway_svc.openai.public_routes import http_error, known_error
 from svc_common.errors import InvalidArgument, QuireError, ResourceExhausted
 
+_MAX_DIGITS = 15
+_MAX_WORD = 256
 MAX_PAGES = 8
 """Limit on open pages, since the scheduler builds every step's tables for each of them."""
 
@@ -71,7 +73,7 @@ class LabStepStream:
 
 
 def _event(kind: str, value: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + values.encode(value) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + encode(value) + b"\n\n"
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
@@ -131,12 +133,12 @@ class _Routes:
 
     async def about(self, request: Request) -> Response:
         """GET /lab/about."""
-        return values.answer(await self._source.about())
+        return answer(await self._source.about())
 
     async def steps(self, request: Request) -> Response:
         """GET /lab/steps?since=STEP&limit=NUMBER."""
         limit = min(whole_number(request, "limit", MOST_STEPS), MOST_STEPS)
-        return values.answer(await self._source.steps(whole_number(request, "since", 0), limit))
+        return answer(await self._source.steps(whole_number(request, "since", 0), limit))
 
     async def why(self, request: Request) -> Response:
         """GET /lab/why?id=ID&tenant=NAME&needs=1."""
@@ -144,4 +146,36 @@ class _Routes:
         if not request_id:
             raise InvalidArgument.field("id", "is empty: which request is to be explained?")
         needs = whole_number(request, "needs", 0) > 0
-        return values.answer(await self._source.why(request_id, word(request, "tenant"), needs=needs))
+        return answer(await self._source.why(request_id, word(request, "tenant"), needs=needs))
+
+
+def whole_number(request: Request, name: str, default: int) -> int:
+    """Parse a whole number, at least 0."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) <= _MAX_DIGITS):
+        raise InvalidArgument.field(name, "must be a whole number from 0 on")
+    return int(given)
+
+
+def word(request: Request, name: str) -> str:
+    """Return a short text; empty if not given."""
+    given = request.query_params.get(name, "")
+    if len(given) > _MAX_WORD:
+        raise InvalidArgument.field(name, f"is longer than {_MAX_WORD} characters")
+    return given
+
+
+def encode(value: Any) -> bytes:
+    """Encode `value` as JSON."""
+    return json.dumps(value, default=_fields_of, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def answer(value: Any) -> Response:
+    """Make a route's response from `value`."""
+    return Response(encode(value), media_type="application/json")
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}

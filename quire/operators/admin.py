@@ -190,6 +190,8 @@ def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
         values["granted_steps"] = report.granted_steps
     if report.is_repeat:
         values["is_repeat"] = True
+    if report.revoked:
+        values["revoked"] = report.revoked
     return values
 
 

@@ -3,8 +3,9 @@
 Methods take raw bytes and parse them inside (`svc_common.net.malformed`).
 """
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +19,18 @@ from scheduler_svc.adapter_calls import AdapterCalls
 from scheduler_svc.admin.live_requests import live_requests_message
 from scheduler_svc.admin.load import LoadReport, workers_message
 from scheduler_svc.admin.messages import blocks_message, episode_message, memory_message
-from scheduler_svc.admin.recordings import dump
 from scheduler_svc.core.spec.policy_spec import as_written
 from scheduler_svc.loop import policy_change
 from scheduler_svc.observe import memory_view
 from scheduler_svc.observe.counterfactual.live_search import LiveSearch
 from scheduler_svc.observe.explanations import Explanations
-from scheduler_svc.observe.recording.record_buffer import RecordBuffer
+from scheduler_svc.observe.recording.record_buffer import RecordBuffer, RecordBufferReader, SentSegment
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
-from svc_common.errors import InvalidArgument, Unavailable
+from svc_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from svc_common.net import rpc
 from svc_common.net.malformed import parse
 
@@ -38,6 +38,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name
 
 _MOST_IN_STATE = 300
+_PART_BYTES = 2**20
 
 SetPolicy = Callable[[list[str]], tuple[int, list[policy_change.Change]]]
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -191,3 +192,39 @@ def _stream_handler(cls: type[Message], answers: _Streaming) -> "grpc.RpcMethodH
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
+
+
+async def dump(
+    record_buffer: RecordBuffer, request: pb.DumpRecordingRequest
+) -> AsyncIterator[pb.DumpRecordingResponse]:
+    """Kept segments, oldest first; with `follow`, new ones as they are completed. FailedPrecondition if recording is off."""
+    if not record_buffer.is_on:
+        raise FailedPrecondition(
+            "this scheduler records nothing; start it with --record-memory above 0", reason="NOT_RECORDING"
+        )
+    yield pb.DumpRecordingResponse(beginning=record_buffer.beginning(), segment=request.since_segment)
+    reader = RecordBufferReader(record_buffer, request.since_segment, leaves_open=request.follow)
+    while True:
+        async for packed in _in_thread(reader.new()):
+            for part in _parts(packed):
+                yield part
+        if not request.follow:
+            return
+        await reader.wait()
+
+
+async def _in_thread(packing: Iterator[SentSegment]) -> AsyncIterator[SentSegment]:
+    """Pack segments in a thread, so that steps continue meanwhile."""
+    while (packed := await asyncio.to_thread(next, packing, None)) is not None:
+        yield packed
+
+
+def _parts(packed: SentSegment) -> Iterator[pb.DumpRecordingResponse]:
+    frame = packed.frame
+    for start in range(0, len(frame), _PART_BYTES):
+        part = pb.DumpRecordingResponse(
+            data=frame[start : start + _PART_BYTES], segment=packed.number, num_left=packed.num_left
+        )
+        if start + _PART_BYTES >= len(frame):
+            part.num_steps = packed.num_steps
+        yield part

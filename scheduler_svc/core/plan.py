@@ -14,7 +14,7 @@ from block_manager.cache_rules import Pair
 from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens, StepGrant
 from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.fast_decode.share import FastRuns, FastShare
-from scheduler_svc.core.reasons import CoreEvent, Numbers
+from scheduler_svc.core.reasons import CoreEvent, Numbers, Revocation
 
 __all__ = [
     "EndedSequence",
@@ -50,6 +50,7 @@ class StepPlan:
     - `events`: changes of state and reason since the last plan.
     - `grant`: steps that the worker may repeat after this one; None where there are none.
     - `is_repeat`: the worker runs this step by an earlier plan's grant, so that it is not sent.
+    - `revoked`: why the grant before was revoked; None if it was not.
 
     A plan without work may still carry `left` and `ended`.
     """
@@ -87,6 +88,7 @@ class StepPlan:
     head_numbers: Mapping[str, Numbers] = field(default_factory=dict)
     grant: StepGrant | None = None
     is_repeat: bool = False
+    revoked: Revocation | None = None
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:

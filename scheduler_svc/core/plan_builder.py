@@ -7,6 +7,7 @@ from scheduler_svc.core.entries import BlockMoves, StepGrant
 from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
+from scheduler_svc.core.reasons import Revocation
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
 
@@ -37,7 +38,7 @@ class PlanBuilder:
     - `favoured`: the group for which others were preempted so that it starts in this step.
     - `torn`: withdrawn sequences without their copy-on-write copies.
     - `num_caught_up`: tokens of running groups that are recomputed over several steps.
-    - `is_repeat`: the worker runs the step by a grant.
+    - `is_repeat`: the worker runs the step by a grant. `revoked`: why the grant before was revoked.
     """
 
     now: float
@@ -65,6 +66,7 @@ class PlanBuilder:
     num_lookahead_slots: int = 0
     grant: StepGrant | None = None
     is_repeat: bool = False
+    revoked: Revocation | None = None
 
     def extend(self, sequence: Sequence, num_tokens: int, state: CoreState, num_lookahead: int = 0) -> None:
         """Give a running sequence blocks for `num_tokens` more tokens."""
@@ -166,6 +168,7 @@ class PlanBuilder:
             head_numbers=head_numbers,
             grant=self.grant,
             is_repeat=self.is_repeat,
+            revoked=self.revoked,
         )
 
     def _take_left(self, state: CoreState) -> list[str]:

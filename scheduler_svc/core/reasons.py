@@ -14,6 +14,18 @@ NOTHING: Numbers = {}
 WAITING_QUEUES = ("waiting", "swapped")
 
 
+class Revocation(enum.StrEnum):
+    """Why the rest of a grant of decode steps was revoked (`policies/mixed/decode_grants`)."""
+
+    REQUEST_WAITS = "REQUEST_WAITS"
+    """A request waits or is swapped out, and the next plan examines it."""
+    ROW_ENDED = "ROW_ENDED"
+    """A row of the batch was cancelled, reached its deadline or a stop string."""
+    WARMING_UP = "WARMING_UP"
+    """The worker is to compute a step of its own."""
+    POLICY_CHANGED = "POLICY_CHANGED"
+
+
 class Reason(enum.StrEnum):
     """States and reasons of a request. Reasons for waiting that a setting can relieve are in `KEYS`."""
 

@@ -25,6 +25,7 @@ from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.plans_in_flight import PlansInFlight
+from scheduler_svc.core.reasons import Revocation
 from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
@@ -67,6 +68,7 @@ class Scheduler:
         self._views = list(views)
         self._num_granted = 0
         self._is_changed = False
+        self._revoked: Revocation | None = None
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -205,16 +207,25 @@ class Scheduler:
         return self._num_granted > 0
 
     @property
-    def wants_step_back(self) -> bool:
-        """True if granted steps are left that would not be planned any more: groups wait, or a row has ended."""
+    def wants_step_back(self) -> Revocation | None:
+        """Why granted steps that are left would not be planned any more; None if they would, or none are left."""
         state = self._state
-        return self._num_granted > 0 and bool(
-            len(state.waiting) or state.swapped or state.left or state.is_warming_up or self._is_changed
-        )
+        if self._num_granted <= 0:
+            return None
+        if len(state.waiting) or state.swapped:
+            return Revocation.REQUEST_WAITS
+        if state.left:
+            return Revocation.ROW_ENDED
+        if state.is_warming_up:
+            return Revocation.WARMING_UP
+        return Revocation.POLICY_CHANGED if self._is_changed else None
 
     def revoke(self) -> None:
-        """Expect no more granted steps than the worker has begun when it learns of the revocation."""
-        self._num_granted = 0
+        """Expect no more granted steps than the worker has begun when it learns of the revocation.
+
+        The next plan says why.
+        """
+        self._revoked, self._num_granted = self.wants_step_back, 0
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """Apply the result of a plan: append tokens and end finished sequences. Sequences that are gone are
@@ -338,6 +349,7 @@ class Scheduler:
     def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
         builder = self._new_builder(now, lane)
         builder.ended += self._outputs.before_plan(self._state)
+        builder.revoked, self._revoked = self._revoked, None
         self._state.masks.begin_plan(self._state.running, self._state.fast_rows)
         for phase in self._phases:
             phase.run(self._state, builder)

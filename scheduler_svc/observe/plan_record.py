@@ -85,7 +85,8 @@ class PlanRecord:
     """One plan; sequences are lists, or () if empty. Pairs are [source, destination].
 
     `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
-    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`: see `policies/mixed/decode_grants`.
+    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`, `revoked`: see
+    `policies/mixed/decode_grants`.
     """
 
     step: int
@@ -113,6 +114,7 @@ class PlanRecord:
     late: Sequence[str] = ()
     num_granted_steps: int = 0
     is_repeat: bool = False
+    revoked: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -189,6 +191,7 @@ class PlanFreezer:
             late=plan.late or (),
             num_granted_steps=plan.grant.num_steps if plan.grant is not None else 0,
             is_repeat=plan.is_repeat,
+            revoked=plan.revoked or "",
         )
         if entries:
             _add_entries(record, entries)

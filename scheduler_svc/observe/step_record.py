@@ -109,6 +109,7 @@ class StepRecord:
             state=self.state if state else None,
             granted_steps=plan.num_granted_steps,
             is_repeat=plan.is_repeat,
+            revoked=plan.revoked,
         )
         if tables is not None:
             report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())

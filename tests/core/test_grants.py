@@ -7,6 +7,7 @@ import pytest
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.reasons import Revocation
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
@@ -97,7 +98,11 @@ def test_nothing_is_granted_while_something_else_could_be_wanted() -> None:
 
 @pytest.mark.parametrize("change", ["arrival", "abort", "stop string"])
 def test_what_takes_a_step_back(change: str) -> None:
-    """An arrival, or the end of a row: the scheduler wants the next step back; a step that was begun is planned nevertheless."""
+    """An arrival, or the end of a row: the scheduler wants the next step back; a step that was begun is planned nevertheless.
+
+    The next plan that is not a repeat says why, once.
+    """
+    why = Revocation.REQUEST_WAITS if change == "arrival" else Revocation.ROW_ENDED
     core = core_of()
     core.add(request("a"))
     core.add(request("b"))
@@ -109,17 +114,20 @@ def test_what_takes_a_step_back(change: str) -> None:
         core.abort(["b"])
     else:
         core.stop_at("b/0", 1)
-    assert core.wants_step_back
+    assert core.wants_step_back is why
     core.revoke()
     assert not (core.has_grant or core.wants_step_back)
     answer(core, plan)
     repeat = core.repeat(0.0)
     assert [e.name for e in repeat.scheduled] == (["a/0", "b/0"] if change == "arrival" else ["a/0"])
-    assert not core.wants_step_back
+    assert not core.wants_step_back and repeat.revoked is None
     answer(core, repeat)
     [plan] = core.schedule(0.0)
+    assert plan.revoked is why
     assert plan.left == ([] if change == "arrival" else ["b/0"])
     assert [e.name for e in plan.scheduled] == (["a/0", "b/0", "c/0"] if change == "arrival" else ["a/0"])
+    answer(core, plan)
+    assert core.schedule(0.0)[0].revoked is None
 
 
 def _lives(policy: str, num_lives: int) -> str:

@@ -321,7 +321,7 @@ class WatchSchedulerRequest(_message.Message):
     def __init__(self, since_step: _Optional[int] = ..., follow: bool = ..., tables: bool = ..., state: bool = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns", "times", "state", "granted_steps", "is_repeat")
+    __slots__ = ("step", "epoch", "lane", "policy", "scheduled", "swap_in", "swap_out", "copy", "preempted", "queues", "free", "sampled", "computed_tokens", "tables", "error", "duration_ns", "times", "state", "granted_steps", "is_repeat", "revoked")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +342,7 @@ class StepReport(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     GRANTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     IS_REPEAT_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     lane: int
@@ -362,7 +363,8 @@ class StepReport(_message.Message):
     state: StepState
     granted_steps: int
     is_repeat: bool
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., state: _Optional[_Union[StepState, _Mapping]] = ..., granted_steps: _Optional[int] = ..., is_repeat: bool = ...) -> None: ...
+    revoked: str
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., lane: _Optional[int] = ..., policy: _Optional[str] = ..., scheduled: _Optional[_Iterable[_Union[ScheduledGroup, _Mapping]]] = ..., swap_in: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., swap_out: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., copy: _Optional[_Iterable[_Union[BlockPair, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., free: _Optional[_Union[FreeBlocks, _Mapping]] = ..., sampled: _Optional[_Iterable[_Union[SampledTokens, _Mapping]]] = ..., computed_tokens: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., error: _Optional[str] = ..., duration_ns: _Optional[int] = ..., times: _Optional[_Union[StepTimes, _Mapping]] = ..., state: _Optional[_Union[StepState, _Mapping]] = ..., granted_steps: _Optional[int] = ..., is_repeat: bool = ..., revoked: _Optional[str] = ...) -> None: ...
 
 class StepState(_message.Message):
     __slots__ = ("requests", "cached_blocks")

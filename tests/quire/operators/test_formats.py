@@ -65,8 +65,8 @@ def test_step_as_json() -> None:
     assert step_json(REPORT, tables=True) == EXPECTED | {"tables": {"a/0": ["g3", "c0"]}}
     failed = pb.StepReport(step=1, error="device lost")
     assert step_json(failed, tables=False)["error"] == "device lost"
-    granted = step_json(pb.StepReport(granted_steps=3, is_repeat=True), tables=False)
-    assert (granted["granted_steps"], granted["is_repeat"]) == (3, True)
+    granted = step_json(pb.StepReport(granted_steps=3, is_repeat=True, revoked="ROW_ENDED"), tables=False)
+    assert (granted["granted_steps"], granted["is_repeat"], granted["revoked"]) == (3, True, "ROW_ENDED")
 
 
 def test_empty_step_has_every_key() -> None:

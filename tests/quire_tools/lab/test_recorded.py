@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gateway_svc.lab.app import encode
 from gateway_svc.lab.source import Step
-from gateway_svc.lab.values import encode
 from quire_tools.commands import lab as command
 from quire_tools.lab.recorded import RecordedLabSource
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
