@@ -81,7 +81,7 @@ def world(request, families) -> World:
 def test_tokens_are_those_of_generate(world, record_property):
     """Tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and batches
     of long and short sequences. R123: with NaN in all blocks that were freed or never written, and shuffled free lists."""
-    size = check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS, poisoned=True)
+    size = check_lives(world, seeds=range(2), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
 
 
