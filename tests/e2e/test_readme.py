@@ -39,7 +39,8 @@ def test_commands_print_what_they_promise(stack: LocalStack, monkeypatch: pytest
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdin", io.StringIO("What does this module do?\n"))
-    here = {"top": ["top", "--once"], "lab": ["lab"]}
+    # An answer of a chat may have two thousand tokens.
+    here = {"chat": ["chat", "--max-tokens", "60"], "top": ["top", "--once"], "lab": ["lab"]}
     printed = {words[1]: quire_here(*here.get(words[1], words[1:]), check=True).stdout for words in COMMANDS}
     # What a model draws may be a few characters long.
     assert all(len(text.strip()) > (0 if name in {"generate", "chat"} else 20) for name, text in printed.items()), (
