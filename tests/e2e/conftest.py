@@ -9,6 +9,7 @@ from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.support.stack import scheduler_kills
+from tests.support.stack.kill_plan import Killer
 from tests.support.stack.sizes import SMALL_STEP
 from tests.support.stack.supervised import Supervised, supervised
 from tests.support.worker.adapter_folders import make_adapter
@@ -22,6 +23,21 @@ def stack() -> Iterator[LocalStack]:
 
 
 @pytest.fixture(scope="session")
+def tight() -> Iterator[LocalStack]:
+    """The same in few blocks, with chunks, swaps and guesses: whatever a scheduler does to requests, it does here."""
+    with LocalStack(
+        policy_set=("restraint=null", "preemption_mode=swap", "num_spec_tokens=4"),
+        max_num_batched_tokens=128,
+        worker_args=(
+            *("--dtype", "float32", "--max-model-len", "256"),
+            *("--swap-space", "16MiB", "--num-gpu-blocks-override", "20"),
+        ),
+        scheduler_args=("--max-num-seqs", "16"),
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of three adapters of `models/tiny`, by name; each changes its answers in another way."""
     root = tmp_path_factory.mktemp("adapters")
@@ -30,9 +46,16 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def killable(adapters: dict[str, Path]) -> Iterator[Supervised]:
+def killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
+    """Kills the workers of `killable` from within."""
+    return Killer(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.fixture(scope="session")
+def killable(adapters: dict[str, Path], killer: Killer) -> Iterator[Supervised]:
     """The same, started with the adapter `kept`, to be killed: what dies is started again."""
-    with supervised(adapters={"kept": adapters["kept"]}, **scheduler_kills.OPTIONS) as running:
+    options = {"adapters": {"kept": adapters["kept"]}, "environ": killer.environ, **scheduler_kills.OPTIONS}
+    with supervised(**options) as running:
         yield running
 
 

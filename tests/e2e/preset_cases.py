@@ -9,7 +9,7 @@ from quire.local_stack.stack import LocalStack
 from tests.e2e import preset_signs as signs
 from tests.e2e.served_life import Life, life_of
 from tests.support.stack import mixed_requests
-from tests.support.stack.commands import blocks
+from tests.support.stack.commands import blocks, steps
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,27 @@ class Case:
 
 def serve(case: Case, count: int, folder: Path) -> Life:
     """Serves so many requests under the preset; AssertionError for other tokens than those of an undisturbed run."""
-    expected = mixed_requests.undisturbed(default_model(), count)
     with LocalStack(**case.options) as stack:
-        assert mixed_requests.run(stack.grpc_address, mixed_requests.asks(count)) == expected
-        pool = blocks(stack.admin_address)["gpu"]
-        life = life_of(stack.admin_address, folder)
+        return serve_on(stack, count, folder)
+
+
+def serve_on(stack: LocalStack, count: int, folder: Path) -> Life:
+    """The same on a stack that runs; of its life the steps since then, and all that its recording shows."""
+    expected, first = mixed_requests.undisturbed(default_model(), count), len(steps(stack.admin_address))
+    assert mixed_requests.run(stack.grpc_address, mixed_requests.asks(count)) == expected
+    pool = blocks(stack.admin_address)["gpu"]
+    life = life_of(stack.admin_address, folder)
     assert pool["free"] == pool["total"]
-    return life
+    return Life(life.steps[first:], life.replayed)
 
 
 def compare(case: Case, count: int, folder: Path) -> str:
     """The same, and AssertionError where the preset's signs are missing; what was done, for people."""
-    life = serve(case, count, folder)
+    return check(case, count, serve(case, count, folder))
+
+
+def check(case: Case, count: int, life: Life) -> str:
+    """What is compared of a life."""
     for sign in (*case.signs, signs.some_leave):
         sign(life)
     left = (

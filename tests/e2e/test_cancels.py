@@ -1,6 +1,6 @@
 """Cancel, deadline and disconnect at random moments through three real processes: nothing is left behind.
 
-200 here, 1,000 in `make test-long`; both print their size.
+100 here, 1,000 in `make test-long`; both print their size.
 """
 
 import asyncio
@@ -94,8 +94,8 @@ def _check(count: int) -> str:
 
 @pytest.mark.timeout(240)
 def test_leaving_at_random_moments(record_property: Callable[[str, object], None]) -> None:
-    """200 of them."""
-    record_property("size", _check(200))
+    """100 of them."""
+    record_property("size", _check(100))
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Greedy tokens and logprobs through gateway, scheduler and worker equal `transformers.generate` in float32.
 
-A sample here (two models, 24 requests at once), the whole in `make test-long` (six models, 64 at once); both sizes are printed.
+A sample here (the built-in model, 16 requests at once), the whole in `make test-long` (every family, 64 at once); both sizes are
+printed.
 """
 
 from collections.abc import Callable
@@ -48,26 +49,30 @@ def _check(output: RequestOutput, want: Expected) -> None:
 
 def _compare(name: str, count: int, folder: Path) -> str:
     path, vocab_size = _checkpoint(name, folder)
-    jobs = mixed_jobs(count, vocab_size)
-    wanted = [expected(path, job) for job in jobs]
     if name != TINY:
-        long = expected(path, Job(jobs[0].prompt, 48))
+        long = expected(path, Job(mixed_jobs(count, vocab_size)[0].prompt, 48))
         assert len(set(long.token_ids)) >= 15, "the model says too little to be a witness"
-    with LocalStack(model=path, **_TIGHT) as stack, Client(stack.grpc_address) as client:
+    with LocalStack(model=path, **_TIGHT) as stack:
+        return _compare_on(stack, name, path, mixed_jobs(count, vocab_size))
+
+
+def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> str:
+    wanted = [expected(path, job) for job in jobs]
+    with Client(stack.grpc_address) as client:
         for job, want in list(zip(jobs, wanted, strict=True))[:3]:
             _check(_ask(client, job), want)
-        with ThreadPoolExecutor(count) as pool:
+        with ThreadPoolExecutor(len(jobs)) as pool:
             outputs = list(pool.map(lambda job: _ask(client, job), jobs))
         for output, want in zip(outputs, wanted, strict=True):
             _check(output, want)
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
     num_tokens = sum(len(want.token_ids) for want in wanted)
-    return f"equal to generate: {name}, {count} requests at once, {num_tokens} tokens"
+    return f"equal to generate: {name}, {len(jobs)} requests at once, {num_tokens} tokens"
 
 
-def test_answers_are_those_of_generate(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """Through all services, tokens and logprobs equal those of `generate`: alone, then 24 at once, chunked and preempted."""
-    record_property("size", _compare("qwen3", 24, tmp_path))
+def test_answers_are_those_of_generate(tight: LocalStack, record_property: Callable[[str, object], None]) -> None:
+    """Through all services, tokens and logprobs equal those of `generate`: alone, then 16 at once, chunked and preempted."""
+    record_property("size", _compare_on(tight, TINY, default_model(), mixed_jobs(16, 4000)))
 
 
 @pytest.mark.long

@@ -1,4 +1,7 @@
-"""One batch of everything through the services: vectors, an adapter, a schema, guesses, beams, plain requests, each as if alone."""
+"""One batch of everything through the services: vectors, an adapter, a schema, guesses, beams, plain requests, each as if alone.
+
+In few blocks, so that some are swapped meanwhile.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,15 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from quire import SamplingParams
-from quire.built_in_model import default_model
 from quire.client.messages import RequestOptions
 from quire.client.sampling_params import BeamSearchParams, PoolingParams, StructuredOutputsParams
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from tests.support.stack.commands import steps
-from tests.support.stack.sizes import SMALL_STEP
-from tests.support.worker.adapter_folders import make_adapter
 
 LONG = {"max_tokens": 40, "ignore_eos": True}
 SCHEMA = {"type": "array", "items": {"enum": ["north", "south", "east", "west"]}, "minItems": 6, "maxItems": 8}
@@ -53,19 +53,10 @@ def asks(client: Client) -> dict[str, Callable[[], object]]:
     }
 
 
-def test_everything_at_once(tmp_path: Path) -> None:
+def test_everything_at_once(tight: LocalStack, adapters: dict[str, Path]) -> None:
     """R25, R138, R150: no output depends on the other requests in the batch."""
-    make_adapter(default_model(), tmp_path / "one", 1, r=4, target_modules="all-linear")
-    with (
-        LocalStack(
-            worker_args=("--dtype", "float32"),
-            policy_set=("num_spec_tokens=3",),
-            max_num_batched_tokens=SMALL_STEP,
-        ) as stack,
-        Client(stack.grpc_address) as client,
-        AdminClient(stack.admin_address) as admin,
-    ):
-        admin.load_adapter("one", str(tmp_path / "one"))
+    with Client(tight.grpc_address) as client, AdminClient(tight.admin_address) as admin:
+        admin.load_adapter("one", str(adapters["one"]))
         deadline = time.monotonic() + 20
         while "one" not in {card.name for card in client.models()}:
             assert time.monotonic() < deadline, "the gateway was not told of the adapter"
@@ -73,7 +64,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
         alone = {name: ask() for name, ask in asks(client).items()}
         with ThreadPoolExecutor(len(alone)) as threads:
             together = dict(zip(alone, threads.map(lambda ask: ask(), asks(client).values()), strict=True))
-        log = steps(stack.admin_address)
+        log = steps(tight.admin_address)
+        admin.unload_adapter("one")
     assert together == alone
     assert alone["plain"] != alone["adapted"]
     # Ids come twice: those of the second round ran side by side.

@@ -8,7 +8,7 @@ from quire import LLM, RequestOutput, SamplingParams
 from quire.cli import CONFIG_ERROR_STATUS
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack.commands import quire, quire_here, steps
+from tests.support.stack.commands import quire_here, steps
 from tests.support.stack.oracle import mixed_jobs
 from tests.support.stack.sizes import SMALL_STEP
 
@@ -85,10 +85,9 @@ def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactor
 
 def test_up_ends_when_the_worker_does_not_suit_the_policy() -> None:
     """What only the worker can tell ends `quire up` as well."""
-    done = quire(
+    done = quire_here(
         *("up", "--simulated", "--grpc-port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0"),
         *("--policy", "vllm-v0", "--max-num-batched-tokens", "512"),
-        check=False,
     )
     assert done.returncode == CONFIG_ERROR_STATUS
     assert "max_num_batched_tokens (512) must not be less than max_model_len (4096)" in done.stderr

@@ -1,7 +1,7 @@
 """Every preset through the services: mixed requests in few blocks give the tokens of an undisturbed run, in the preset's own way.
 
-A sample here (one preset, 15 requests; `test_worker_killed` has another),
-the whole in `make test-long` (all, 64 requests); sizes are printed.
+A sample here (one preset, 15 requests; `test_policies` has all in one process), the whole in `make test-long` (all, 64 requests);
+sizes are printed.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.local_stack.stack import LocalStack
 from scheduler_svc.core.composition.presets import policy_names
 from tests.e2e import preset_signs as signs
-from tests.e2e.preset_cases import Case, compare
+from tests.e2e.preset_cases import Case, check, compare, serve_on
 from tests.support.stack import mixed_requests
-from tests.support.stack.sizes import SMALL_STEP
 
 _COUNT, _SAMPLE_COUNT = 64, 15
 _important_first = signs.important_first(mixed_requests.asks(_COUNT))
@@ -26,7 +26,8 @@ _SWAP = ("preemption_mode=swap",)
 _OVERLAP = ("--overlap",)
 _FROM_THE_TOP = (signs.takes_blocks_from("g39"),)
 
-SAMPLE = Case("quire", (signs.mixes,), _BY_COST, {"max_num_batched_tokens": SMALL_STEP}, num_blocks=36)
+TIGHT = Case("quire", (signs.mixes,), (*_BY_COST, *_SWAP, "num_spec_tokens=4"))
+"""That of the fixture `tight`."""
 WHOLE = [
     Case("quire", (signs.mixes, signs.has_in_flight(2), _important_first), args=_OVERLAP),
     Case("quire", (signs.mixes, signs.preempts, signs.has_in_flight(2)), _BY_COST, args=_OVERLAP),
@@ -57,9 +58,11 @@ WHOLE = [
 ]
 
 
-def test_a_preset_gives_undisturbed_tokens(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_a_preset_gives_undisturbed_tokens(
+    tight: LocalStack, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """R21, R25: one preset; its recording is replayed to the last decision (R201)."""
-    record_property("size", compare(SAMPLE, _SAMPLE_COUNT, tmp_path))
+    record_property("size", check(TIGHT, _SAMPLE_COUNT, serve_on(tight, _SAMPLE_COUNT, tmp_path)))
 
 
 def test_no_preset_is_left_out() -> None:

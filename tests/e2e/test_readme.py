@@ -1,14 +1,16 @@
 """README's quick start works as written: every command and every program in it is run."""
 
-import os
-import subprocess
+import contextlib
+import io
 import sys
 
 import httpx
+import pytest
 
 from quire.local_stack.stack import LocalStack
 from tests.repo.test_docs import PYTHON
 from tests.support.cli_lines import shell_lines
+from tests.support.stack.commands import quire_here
 from tests.support.tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,21 +19,12 @@ COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bi
 PROGRAMS = PYTHON.findall(QUICK_START)
 
 
-def run(*arguments: str, env: dict[str, str], typed: str = "") -> str:
-    """Standard output of a Python process that must end well. `typed`: its standard input."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def printed_by(program: str) -> str:
+    """What it prints, in this process, which has imported everything."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):
+        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
 
 
 def test_the_quick_start_is_whole() -> None:
@@ -40,12 +33,15 @@ def test_the_quick_start_is_whole() -> None:
     assert len(PROGRAMS) == 2
 
 
-def test_commands_print_what_they_promise(stack: LocalStack) -> None:
+def test_commands_print_what_they_promise(stack: LocalStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """generate and chat (asked a question) print text; steps, blocks and a look at `top` then show it; the lab is where it says."""
     env = {"QUIRE_TARGET": stack.grpc_address, "QUIRE_ADMIN": stack.admin_address, "QUIRE_LAB": stack.admin_url}
-    typed = "What does this module do?\n"
-    here = {"top": ["top", "--once"], "lab": ["lab"]}
-    printed = {w[1]: run("-m", "quire", *here.get(w[1], w[1:]), env=env, typed=typed) for w in COMMANDS}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What does this module do?\n"))
+    # An answer of a chat may have two thousand tokens.
+    here = {"chat": ["chat", "--max-tokens", "60"], "top": ["top", "--once"], "lab": ["lab"]}
+    printed = {words[1]: quire_here(*here.get(words[1], words[1:]), check=True).stdout for words in COMMANDS}
     # What a model draws may be a few characters long.
     assert all(len(text.strip()) > (0 if name in {"generate", "chat"} else 20) for name, text in printed.items()), (
         printed
@@ -57,12 +53,12 @@ def test_commands_print_what_they_promise(stack: LocalStack) -> None:
 def test_the_grpc_program_streams(stack: LocalStack) -> None:
     """The first program, with the address of this stack."""
     program = PROGRAMS[0].replace("127.0.0.1:50051", stack.grpc_address)
-    assert run("-c", program, env={}).strip()
+    assert printed_by(program).strip()
 
 
 def test_the_offline_program_prints_outputs_in_input_order() -> None:
     """The second program: four prompts, four lines, in order."""
-    lines = run("-c", PROGRAMS[1], env={}).splitlines()
+    lines = printed_by(PROGRAMS[1]).splitlines()
     assert [line.partition(" -> ")[0] for line in lines] == [
         "'import '",
         "'def main():'",

@@ -11,7 +11,7 @@ from tests.support.stack import kill_requests, scheduler_kills
 from tests.support.stack.supervised import Supervised
 
 Record = Callable[[str, object], None]
-SAMPLE, WHOLE = 5, 50
+SAMPLE, WHOLE = 3, 50
 
 
 def survive(running: Supervised, count: int, seed: int) -> scheduler_kills.Survived:

@@ -51,16 +51,22 @@ DISTURBED = [
     Setting("drafts and recompute", (*FEW_BLOCKS, "preemption_mode=recompute", "num_spec_tokens=4"),
             frozenset({"recompute"}), 22, has_drafts=True),
 ]  # fmt: skip
-SAMPLE = Setting("drafts and swap", (*FEW_BLOCKS, "preemption_mode=swap", "num_spec_tokens=4"),
-                 frozenset({"swap"}), 18, has_drafts=True)  # fmt: skip
+TIGHT = Setting("drafts and swap", modes=frozenset({"swap"}), has_drafts=True)
+"""That of the fixture `tight`."""
 
 
 def run(setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
-    """Outputs, and what the step log shows: that the setting was as disturbing as it is meant to be."""
+    """Outputs on a stack of the setting's own."""
     with setting.stack() as stack:
-        outputs = schema_requests.run(stack.grpc_address, wanted)
-        log = steps(stack.admin_address)
-        pool = blocks(stack.admin_address)["gpu"]
+        return run_on(stack, setting, wanted)
+
+
+def run_on(stack: LocalStack, setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
+    """Outputs, and what the step log shows: that the setting was as disturbing as it is meant to be."""
+    first = len(steps(stack.admin_address))
+    outputs = schema_requests.run(stack.grpc_address, wanted)
+    log = steps(stack.admin_address)[first:]
+    pool = blocks(stack.admin_address)["gpu"]
     assert pool["free"] == pool["total"]
     counts = schema_requests.check(wanted, outputs)
     left = Counter(mode for step in log for _, mode in step["preempted"])
@@ -93,7 +99,7 @@ def over_http(stack: LocalStack, ask: Ask) -> dict[str, Any]:
         return choice
 
 
-def test_outputs_fit_their_schemas(stack: LocalStack, record_property: Record) -> None:
+def test_outputs_fit_their_schemas(stack: LocalStack, tight: LocalStack, record_property: Record) -> None:
     """R25, R150: 16 schemas in few blocks with drafts give what they give undisturbed; OpenAI's `response_format` gives it too."""
     wanted = schema_requests.asks(16)
     expected = schema_requests.run(stack.grpc_address, wanted)
@@ -101,7 +107,7 @@ def test_outputs_fit_their_schemas(stack: LocalStack, record_property: Record) -
     for ask in wanted[1:4]:
         got, [choice] = over_http(stack, ask), expected[ask.number]
         assert (got["text"], got["finish_reason"]) == (choice.text, choice.finish_reason)
-    outputs, told = run(SAMPLE, wanted)
+    outputs, told = run_on(tight, TIGHT, wanted)
     assert schema_requests.tokens(outputs) == schema_requests.tokens(expected)
     record_property("size", f"16 schemas through the services, {told}")
 

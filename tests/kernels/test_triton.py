@@ -11,11 +11,11 @@ import pytest
 from tests.support.tree import ROOT
 
 
-def run_interpreted(marker: str, timeout_s: float) -> str:
+def run_interpreted(marker: str, timeout_s: float, *options: str) -> str:
     """Output of the tests in `tests/kernels/triton` with that marker expression; all must pass."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     env.pop("QUIRE_TEST_DEVICE", None)
-    command = [sys.executable, "-m", "pytest", "tests/kernels/triton", "-m", marker, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "tests/kernels/triton", "-m", marker, "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -32,7 +32,9 @@ def report(output: str, least_passed: int, record: Callable[[str, object], None]
 
 def test_in_the_interpreter(record_property: Callable[[str, object], None]) -> None:
     """R18, R123, R124: each kernel equals plain torch over a sample of random shapes."""
-    report(run_interpreted("not long", 240), 18, record_property)
+    # All tests of these are long, and what they import takes half of the time.
+    others = [f"--ignore=tests/kernels/triton/test_{name}.py" for name in ("worker", "benchmark")]
+    report(run_interpreted("not long", 240, *others), 18, record_property)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from paged_kernels.triton_plan import Sharing
 from tests.kernels.compiling import SHARED_BYTES, Launch, launches
 from worker_svc.sampling.sampler import SamplingRows
 
+PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
 H200 = Sharing(4 * 132, 32 * 1024)
 KERNELS = {
     "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
@@ -42,7 +43,7 @@ def attention_launches(shape: CacheShape, group: int, dtype: torch.dtype, rule: 
     return found
 
 
-def other_launches(dtype: torch.dtype) -> list[Launch]:
+def other_launches(dtype: torch.dtype, vocab_size: int) -> list[Launch]:
     """Copies of blocks and draws of tokens."""
     rows, ones = 4, torch.ones(4, dtype=torch.int64)
     parameters = SamplingRows(
@@ -50,9 +51,14 @@ def other_launches(dtype: torch.dtype) -> list[Launch]:
     )
     with launches() as found:
         TritonBackend(H200).blocks.copy(torch.zeros(2, 2, 4, 1024, dtype=dtype), [(0, 1)])
-        triton_sampling.draw(torch.zeros(rows, 128_256), parameters, ones.bool())
-        triton_sampling.chosen_logprobs(torch.zeros(rows, 128_256), ones, ones.bool())
+        triton_sampling.draw(torch.zeros(rows, vocab_size), parameters, ones.bool())
+        triton_sampling.chosen_logprobs(torch.zeros(rows, vocab_size), ones, ones.bool())
     return found
+
+
+def attentions(found: list[Launch]) -> list[Launch]:
+    """That of a decode, that of a prompt."""
+    return [launch for launch in found if launch.name == "attention_kernel"]
 
 
 def check(found: list[Launch]) -> set[str]:
@@ -66,18 +72,23 @@ def check(found: list[Launch]) -> set[str]:
 
 
 def test_every_kernel_compiles(record_property):
-    """All kernels, bfloat16 heads of 128, for sm_80 and sm_90; matrix products on the matrix units, keys by asynchronous copies."""
-    found = attention_launches(CacheShape(16, 8, 128), 4, torch.bfloat16, AttentionRule(0.1))
-    assert check(found + other_launches(torch.bfloat16)) == KERNELS
-    decode, prefill = (launch for launch in found if launch.name == "attention_kernel")
-    for launch in (decode, prefill):
+    """All kernels, bfloat16 heads of 64, for sm_80 and sm_90; matrix products on the matrix units, keys by asynchronous copies."""
+    found = attention_launches(CacheShape(16, 8, 64), 4, torch.bfloat16, PLAIN)
+    assert check(found + other_launches(torch.bfloat16, 1000)) == KERNELS
+    for launch in attentions(found):
         assert "cp.async" in launch.compile(80).asm["ptx"]
         assert "mma.sync" in launch.compile(80).asm["ptx"]
-    assert "wgmma" in prefill.compile(90).asm["ptx"]
+    _decode, prefill = attentions(attention_launches(CacheShape(16, 8, 128), 4, torch.bfloat16, PLAIN))
+    assert "wgmma" in prefill.compile(90).asm["ptx"], "heads of 128 fill them"
     record_property("size", f"triton compiled: {len(KERNELS)} kernels, 1 shape, sm_80 and sm_90")
 
 
-PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
+@pytest.mark.long
+def test_samplers_of_large_vocabularies_compile():
+    """Pieces of rows that are as large as they get."""
+    check(other_launches(torch.bfloat16, 128_256))
+
+
 DTYPES, HEAD_DIMS = (torch.float32, torch.bfloat16, torch.float16), (64, 80, 96, 112, 128, 192, 256)
 
 

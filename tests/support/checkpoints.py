@@ -5,7 +5,10 @@ not notice a wrong cache.
 """
 
 import json
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
@@ -147,6 +150,21 @@ def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float3
 
 def make_model(config: dict[str, object], path: Path, seed: int = 0, dtype: str = "float32") -> Path:
     """As `make_checkpoint`, for any architecture, from the fields of its config.json."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in _files(json.dumps(config), seed, dtype).items():
+        (path / name).write_bytes(content)
+    return path
+
+
+@lru_cache(maxsize=16)
+def _files(config: str, seed: int, dtype: str) -> Mapping[str, bytes]:
+    """Contents of a checkpoint's files: many tests make the same one, each for itself."""
+    with TemporaryDirectory() as folder:
+        _write(json.loads(config), Path(folder), seed, dtype)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -166,4 +184,3 @@ def make_model(config: dict[str, object], path: Path, seed: int = 0, dtype: str 
                 torch.nn.init.normal_(parameter, std=0.1)
     model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)
     _write_tokenizer(path)
-    return path

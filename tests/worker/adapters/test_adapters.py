@@ -19,6 +19,7 @@ from worker_svc.invariance import RowRule
 from worker_svc.settings import WorkerSettings
 
 FAMILIES = ("llama", "qwen2", "gpt2")
+QUICK_FAMILIES = ("llama", "gpt2")
 NEW_TOKENS = 12
 TOLERANCE = 1e-4
 
@@ -75,7 +76,9 @@ class World:
         return {"rare": {"adapter_id": self.adapters[origin(name)]}}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[f if f in QUICK_FAMILIES else pytest.param(f, marks=pytest.mark.long) for f in FAMILIES]
+)
 def world(request, tmp_path_factory):
     return World(request.param, tmp_path_factory.mktemp("adapters"))
 

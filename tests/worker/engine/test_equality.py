@@ -10,7 +10,7 @@ from tests.support.worker.driver import BLOCK_SIZE, Driver, generate
 PROMPT_LENGTHS = (1, 15, 16, 17, 61)
 NEW_TOKENS = 48
 # The others are in test_families.py too, which does all of this and more, at less length.
-_QUICK = ("llama", "gpt2", "gemma2", "mixtral")
+_QUICK = ("llama", "gpt2")
 
 
 def prompts_of(seed: int) -> list[list[int]]:

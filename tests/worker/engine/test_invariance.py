@@ -11,6 +11,7 @@ from tests.support.worker.chaos import EVENTS, NUM_BLOCKS, Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.invariance import Elementwise, RowProbe, RowRule, measure
 
+_QUICK = ("llama", "gemma2", "gpt2")
 LENGTHS = (1, 5, 16, 33, 50, 18)
 NEW_TOKENS = 10
 
@@ -41,7 +42,14 @@ def check_bits(expected: Driver, found: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [*((family, "float32") for family in DENSE_FAMILIES), ("llama", "bfloat16"), ("gpt2", "bfloat16")],
+    [
+        *(
+            (family, "float32") if family in _QUICK else pytest.param(family, "float32", marks=pytest.mark.long)
+            for family in DENSE_FAMILIES
+        ),
+        ("llama", "bfloat16"),
+        pytest.param("gpt2", "bfloat16", marks=pytest.mark.long),
+    ],
 )
 def test_bits_do_not_depend_on_company(family, dtype, tmp_path):
     """In random schedules with other rows, logits are bitwise equal to those of the row alone."""

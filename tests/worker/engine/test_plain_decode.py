@@ -108,7 +108,7 @@ def check_equal(found: Life, expected: Life) -> None:
             torch.testing.assert_close(found.driver.logits[name][position], logits, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 30), marks=pytest.mark.long)], ids=["one", "many"])
 @pytest.mark.parametrize("form", FORMS)
 def test_both_ways_are_equal(form, seeds, tmp_path, monkeypatch):
     """In random lives of greedy and other rows, messages, row states and logits are bitwise those of the general way."""

@@ -53,16 +53,20 @@ CASES = {
     ),
 }
 NO_CHANGE = ("nothing", "min_tokens reached")
+SUBTLE = ("all penalties", "bad words")
+"""Seen in many draws only."""
+QUICK, WHOLE = 1_000, 4_000
 
 
 def logits_of(seed: int, n: int = 1) -> torch.Tensor:
     return torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
+@pytest.mark.parametrize("draws", [QUICK, pytest.param(WHOLE, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", CASES)
-def test_frequencies_are_those_of_the_plain_meaning(case: str) -> None:
-    """Chi-square over 4,000 draws at the 99.9 % level, nothing that is closed ever drawn; and without the option they are not."""
-    draws, options = 4_000, CASES[case]
+def test_frequencies_are_those_of_the_plain_meaning(case: str, draws: int) -> None:
+    """Chi-square at the 99.9 % level, nothing that is closed ever drawn; and without the option they are not."""
+    options, draws = CASES[case], WHOLE if case in SUBTLE else draws
     logits = logits_of(3)[0]
     rows = [replace(options, seed=11, index=i) for i in range(draws)]
     counts = np.bincount(draw(rows, logits.expand(draws, -1)).token_ids, minlength=VOCAB)
@@ -116,10 +120,11 @@ def random_options(rng: random.Random) -> Options:
     )
 
 
-def test_a_row_is_the_same_alone_and_among_63_others_and_means_what_it_says() -> None:
+@pytest.mark.parametrize("batches", [1, pytest.param(4, marks=pytest.mark.long)])
+def test_a_row_is_the_same_alone_and_among_63_others_and_means_what_it_says(batches: int) -> None:
     """Bitwise: token, log probability, likeliest tokens; and a greedy row's token is the plain meaning's."""
     rng = random.Random(7)
-    for seed in range(4):
+    for seed in range(batches):
         rows, logits = [random_options(rng) for _ in range(64)], logits_of(seed, 64)
         together = draw(rows, logits)
         for i, options in enumerate(rows):

@@ -20,5 +20,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapter(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter of it, of the LM head too."""
+    return _adapter_of(checkpoint, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with one layer: for kernels in the interpreter, and for many steps."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("shallow") / "llama", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def shallow_adapter(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of that."""
+    return _adapter_of(shallow, tmp_path_factory)
+
+
+def _adapter_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapter") / "a"
     return make_adapter(checkpoint, folder, 1, r=4, target_modules=["q_proj", "down_proj", "lm_head"])

@@ -5,11 +5,10 @@ of its own. Results are computed by the host's kernels, so they are those of the
 of host and device do not mix, except where CUDA lets them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from triton.runtime import interpreter
 
 from tests.support.triton_interpreter import patch_once_per_launch
@@ -75,10 +74,10 @@ class DeviceTensor(torch.Tensor):
     # What torch enters with a guard of the device, which a torch without CUDA has not, goes in by another door.
 
     def __getitem__(self, index: Any) -> Any:
-        return _faced(self)[pytree.tree_map(_faced, index)]
+        return _faced(self)[_mapped(_faced, index)]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        _faced(self)[pytree.tree_map(_faced, index)] = _faced(value)
+        _faced(self)[_mapped(_faced, index)] = _faced(value)
 
     def __float__(self) -> float:
         return float(_faced(self))
@@ -146,15 +145,40 @@ class Waits:
 WAITS = Waits()
 
 
+# torch's own maps over trees take more time than the operators.
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same with each leaf of its tuples and lists changed."""
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(change, part) for part in value])
+    return change(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Of tuples and lists."""
+    if type(value) in (tuple, list):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _everywhere(
+    change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _mapped(change, tuple(args)), {name: _mapped(change, value) for name, value in kwargs.items()}
+
+
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     packet = func.overloadpacket
-    args, kwargs = pytree.tree_map_only(_Faced, lambda x: x.inner, (args, kwargs))
+    args, kwargs = _everywhere(lambda x: x.inner if isinstance(x, _Faced) else x, args, kwargs)
     if packet is aten.to:
-        args, kwargs = pytree.tree_map_only(torch.device, _indexed, (args, kwargs))
+        args, kwargs = _everywhere(lambda x: _indexed(x) if isinstance(x, torch.device) else x, args, kwargs)
         decomposed = func.decompose(*args, **kwargs)
         assert decomposed is not NotImplemented
         return decomposed
-    flat, _ = pytree.tree_flatten((args, kwargs))
+    flat = [*_leaves(args), *_leaves([*kwargs.values()])]
     _check_devices(func, args, kwargs, [x for x in flat if isinstance(x, torch.Tensor)])
     target = _target(kwargs, flat)
     _note_wait(packet, args, kwargs, target)
@@ -168,7 +192,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # CUDA counts integers, the host does not.
         return DeviceTensor(func(args[0].inner.double(), *args[1:], **plain_kwargs).to(args[0].dtype))
     result = func(*(_plain(value) for value in args), **plain_kwargs)
-    return _wrapped(func, args, kwargs, result, target)
+    return _wrapped(func, flat, result, target)
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -176,7 +200,7 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def _plain(value: Any) -> Any:
-    return pytree.tree_map(lambda x: x.inner if isinstance(x, DeviceTensor) else x, value)
+    return _mapped(lambda x: x.inner if isinstance(x, DeviceTensor) else x, value)
 
 
 def _target(kwargs: dict[str, Any], flat: list[Any]) -> torch.device:
@@ -187,9 +211,9 @@ def _target(kwargs: dict[str, Any], flat: list[Any]) -> torch.device:
     return DEVICE if any(isinstance(x, DeviceTensor) for x in flat) else CPU
 
 
-def _wrapped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, target: torch.device) -> Any:
-    """Results as tensors of `target`; an argument that comes back is that argument."""
-    known = {id(x.inner): x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, DeviceTensor)}
+def _wrapped(func: Any, flat: list[Any], result: Any, target: torch.device) -> Any:
+    """Results as tensors of `target`; one of the arguments `flat` that comes back is that argument."""
+    known = {id(x.inner): x for x in flat if isinstance(x, DeviceTensor)}
     for x in known.values():
         if x.shape != x.inner.shape:
             raise NotImplementedError(f"{func} resizes a tensor, which the fake device cannot")
@@ -201,7 +225,7 @@ def _wrapped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
             return known[id(x)]
         return DeviceTensor(x) if target == DEVICE else x
 
-    return pytree.tree_map(wrap, result)
+    return _mapped(wrap, result)
 
 
 # --- what CUDA refuses -----------------------------------------------------------------------------------------------
@@ -235,10 +259,10 @@ def _check_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ten
 
 def _note_wait(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], target: torch.device) -> None:
     """Where CUDA makes the host wait for all that is queued."""
-    leaves = pytree.tree_leaves(args)
+    leaves = [*_leaves(args)]
     reads = packet in _READ_BY_THE_HOST | _SIZED_BY_VALUES
     masks = packet in _INDEXED and any(
-        isinstance(x, DeviceTensor) and x.dtype in {torch.bool, torch.uint8} for x in pytree.tree_leaves(args[1])
+        isinstance(x, DeviceTensor) and x.dtype in {torch.bool, torch.uint8} for x in _leaves(args[1])
     )
     to_host = packet is aten._to_copy and target == CPU and any(isinstance(x, DeviceTensor) for x in leaves)
     into_host = packet is aten.copy_ and not isinstance(args[0], DeviceTensor)

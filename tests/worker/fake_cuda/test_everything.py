@@ -69,10 +69,10 @@ def test_steps_of_every_kind(checkpoint, adapter, expected):
     assert not any(wire_arrays.unpack(result.flags, "flags", wire_arrays.U8).any() for result in results)
 
 
-def test_steps_of_every_kind_with_the_kernels(checkpoint, adapter, expected):
+def test_steps_of_every_kind_with_the_kernels(shallow, shallow_adapter):
     """R18, R123, R157: the same with Triton's kernels: the same tokens, and a plain decode step waits for nothing."""
-    engine, results = done(checkpoint, adapter, **WITH_KERNELS)
-    cpu, on_cpu = expected
+    engine, results = done(shallow, shallow_adapter, **WITH_KERNELS)
+    cpu, on_cpu = done(shallow, shallow_adapter, **ON_CPU)
     everything.check_same(results, on_cpu, 1e-3)
     for found, wanted in zip(pools(engine), pools(cpu), strict=True):
         # One writes blocks in another layout: what is compared is what lies in them.
@@ -110,10 +110,10 @@ def lived(engine: ModelEngine, queue: DeviceQueue, seed: int) -> Scheduler:
 
 
 @pytest.mark.parametrize("seeds", [[2], pytest.param(range(3, 9), marks=pytest.mark.long)], ids=["one", "many"])
-def test_random_lives(checkpoint, seeds, record_property):
+def test_random_lives(shallow, seeds, record_property):
     """R148, R157, R158: every message is that of the same life on the CPU, whatever is in flight meanwhile."""
-    on_cpu = started(checkpoint, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CPU)
-    on_cuda = started(checkpoint, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CUDA)
+    on_cpu = started(shallow, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CPU)
+    on_cuda = started(shallow, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CUDA)
     events: Counter[str] = Counter()
     for seed in seeds:
         expected = lived(on_cpu, StreamQueue(FakeStreams()), seed)

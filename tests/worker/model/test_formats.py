@@ -27,13 +27,12 @@ from tests.support.quantized_files import (
 )
 from tests.support.worker.driver import Driver, generate, make_engine
 from tests.support.worker.generated import greedy, reference_model
+from tests.worker.model.folders import WIDE, Folders
 from tests.worker.model.test_quantization import deviation, loaded, logits_of
 from worker_svc.model import checkpoint
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.loading import LoadedModel
 
-WIDE = {"hidden_size": 128, "intermediate_size": 256}
-"""Matrices that hold groups of 128."""
 PROMPT = list(range(40))
 INTEGERS: dict[str, Stored] = {
     "w4a16-32": pack_quantized(4, 32),
@@ -124,11 +123,11 @@ def test_values_are_exact(name: str, tmp_path: Path) -> None:
     ("family", "name"),
     [
         ("llama", "w4a16-128"),
-        ("qwen2", "w8a8-zeros"),
+        pytest.param("qwen2", "w8a8-zeros", marks=pytest.mark.long),
         ("qwen3", "awq-64"),
         ("llama", "gptq-32-zeros"),
-        ("qwen2", "gptq-act-order"),
-        ("qwen3", "mxfp4"),
+        pytest.param("qwen2", "gptq-act-order", marks=pytest.mark.long),
+        pytest.param("qwen3", "mxfp4", marks=pytest.mark.long),
         ("llama", "fp8-block"),
         ("qwen3_moe", "w4a16-32"),
     ],
@@ -148,11 +147,11 @@ def test_tokens_are_those_of_the_dequantized_model(family: str, name: str, tmp_p
     ("family", "name"),
     [
         ("llama", "w4a16-128"),
-        ("qwen3", "w4a16-64-zeros"),
+        pytest.param("qwen3", "w4a16-64-zeros", marks=pytest.mark.long),
         ("qwen2", "w8a8"),
         ("qwen2", "awq-128"),
-        ("qwen3", "gptq-128"),
-        ("llama", "gptq-8-bit-zeros"),
+        pytest.param("qwen3", "gptq-128", marks=pytest.mark.long),
+        pytest.param("llama", "gptq-8-bit-zeros", marks=pytest.mark.long),
         ("llama", "mxfp4"),
     ],
 )
@@ -291,11 +290,11 @@ _W = "config_groups.group_0.weights"
     ],
 )
 def test_unknown_fields_are_refused(
-    name: str, where: str, value: object, words: str, tmp_path: Path, monkeypatch
+    name: str, where: str, value: object, words: str, folders: Folders, tmp_path: Path, monkeypatch
 ) -> None:
     """Before weights are read, with the field, its value and what to do."""
     monkeypatch.setattr(checkpoint, "load_model", lambda *_: pytest.fail("weights are read"))
-    path = stored_so(make_checkpoint("llama", tmp_path / "source", **WIDE), tmp_path / "stored", ALL[name])
+    path = folders.copy(name, ALL[name], tmp_path)
     set_config(path, quantization_config=changed(ALL[name].config, where, value))
     with pytest.raises(ConfigError, match=words) as caught:
         loaded(path)
@@ -323,9 +322,9 @@ QUERIES = "model.layers.0.self_attn.q_proj"
     ],
 )
 def test_tensors_that_contradict_each_other_are_refused(
-    name: str, tensor: str, value, words: str, tmp_path: Path
+    name: str, tensor: str, value, words: str, folders: Folders, tmp_path: Path
 ) -> None:
-    path = stored_so(make_checkpoint("llama", tmp_path / "source", **WIDE), tmp_path / "stored", ALL[name])
+    path = folders.copy(name, ALL[name], tmp_path)
     tensors = load_file(path / "model.safetensors")
     tensors.pop(tensor, None)
     save_file(

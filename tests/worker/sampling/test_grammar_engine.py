@@ -81,7 +81,7 @@ def random_schemas(count: int) -> dict[str, Any]:
     return {f"s{i}": random_schema(random.Random(i)) for i in range(count)}
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [24, pytest.param(200, marks=pytest.mark.long)])
 def test_random_schemas(engine: ModelEngine, count: int, record_property: Any) -> None:
     """Of 200 random schemas at least 190 end by themselves, all of those validate, whatever is done to the streams meanwhile;
 
@@ -107,14 +107,14 @@ def test_random_schemas(engine: ModelEngine, count: int, record_property: Any) -
 @pytest.mark.parametrize("act", [plain, disturbed])
 def test_outputs_cut_by_length_are_prefixes(engine: ModelEngine, act: Act, record_property: Any) -> None:
     """The grammar takes all tokens of an output that was cut off."""
-    grammars = {name: json_schema(schema) for name, schema in random_schemas(60).items()}
+    grammars = {name: json_schema(schema) for name, schema in random_schemas(32).items()}
     outputs = serve(engine, grammars, act, max_tokens=9)
     compiler = GrammarCompiler((TINY / "tokenizer.json").read_bytes(), EOS_IDS, VOCAB_SIZE)
     cut = {name: stream for name, stream in outputs.items() if not stream.ended}
-    assert len(cut) > 15 and all(len(stream.output) >= 9 for stream in cut.values())
+    assert len(cut) > 8 and all(len(stream.output) >= 9 for stream in cut.values())
     for name, stream in cut.items():
         assert compiler.compile(grammars[name]).validate_tokens(stream.output) == len(stream.output)
-    record_property("size", f"grammars with models/tiny: {len(cut)} of 60 outputs cut by length, all prefixes")
+    record_property("size", f"grammars with models/tiny: {len(cut)} of 32 outputs cut by length, all prefixes")
 
 
 @pytest.mark.parametrize("act", [plain, disturbed])

@@ -23,7 +23,7 @@ from tests.support.worker.grammar_rows import (
 from tests.support.worker.random_schemas import random_schema
 from worker_svc.sampling.grammar_masks import GrammarMasks
 
-NUM_SCHEMAS = 200
+COUNTS = pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.long)])
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +31,25 @@ def masks() -> GrammarMasks:
     return new_masks()
 
 
-def test_ended_outputs_validate(masks: GrammarMasks, record_property: Any) -> None:
-    """200 random schemas: each output that ends by an end-of-sequence token is JSON that the schema accepts."""
+@COUNTS
+def test_ended_outputs_validate(masks: GrammarMasks, count: int, record_property: Any) -> None:
+    """Random schemas: each output that ends by an end-of-sequence token is JSON that the schema accepts."""
     total = 0
-    for i in range(NUM_SCHEMAS):
+    for i in range(count):
         schema = random_schema(random.Random(i))
         masks.add(0, json_schema(schema), [])
         token_ids = finish(masks, 0, random.Random(i))
         masks.remove(0)
         jsonschema.validate(json.loads(text_of(token_ids)), schema)
         total += len(token_ids)
-    record_property("size", f"grammars: {NUM_SCHEMAS} random schemas, {total} tokens, all ended and valid")
+    record_property("size", f"grammars: {count} random schemas, {total} tokens, all ended and valid")
 
 
-def test_cut_outputs_are_prefixes_that_can_be_completed(masks: GrammarMasks, record_property: Any) -> None:
+@COUNTS
+def test_cut_outputs_are_prefixes_that_can_be_completed(masks: GrammarMasks, count: int, record_property: Any) -> None:
     """Cut at a random length, an output is a prefix that the grammar takes; a row rebuilt from it ends in a valid whole."""
     compiler = GrammarCompiler((TINY / "tokenizer.json").read_bytes(), EOS_IDS, VOCAB_SIZE)
-    for i in range(NUM_SCHEMAS):
+    for i in range(count):
         rng, schema = random.Random(i), random_schema(random.Random(i))
         masks.add(0, json_schema(schema), [])
         prefix = _cut(masks, rng)
@@ -57,7 +59,7 @@ def test_cut_outputs_are_prefixes_that_can_be_completed(masks: GrammarMasks, rec
         rest = finish(masks, 1, rng)
         masks.remove(1)
         jsonschema.validate(json.loads(text_of(prefix + rest)), schema)
-    record_property("size", f"grammars: {NUM_SCHEMAS} random schemas cut, rebuilt and completed")
+    record_property("size", f"grammars: {count} random schemas cut, rebuilt and completed")
 
 
 def _cut(masks: GrammarMasks, rng: random.Random) -> list[int]:
