@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,6 @@ from benchmarks import pauses, simulated_stack, startup
 from benchmarks.simulated_stack import Arrivals
 from quire.local_stack.stack import LocalStack
 from tests.benchmarks.test_load import figures, invoke
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    """Gateway, scheduler and a simulated worker at no cost."""
-    with LocalStack(simulated=True, worker_args=("--time-scale", "0")) as running:
-        yield running
 
 
 def test_load_over_grpc(stack: LocalStack, tmp_path: Path) -> None:
