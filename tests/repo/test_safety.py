@@ -11,7 +11,9 @@ from tests.support.tree import name_of, python_files, text_files
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 BANNED_BUILTINS = {"eval", "exec"}
 BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
-BANNED_LAST_ANY_DANGER = re.compile(
+BANNED_LAST_WORDS = {name.rpartition(".")[2] for name in BANNED_CALLS}
+BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
+_ANY_DANGER = re.compile(
     rf"\b(?:{'|'.join(BANNED_MODULES | BANNED_BUILTINS)})\b|\b(?:{'|'.join(BANNED_TRUE)})\s*="
     rf"|\b(?:{'|'.join(name.replace('.', '[^a-z]*') for name in BANNED_CALLS)})\b"
 )
