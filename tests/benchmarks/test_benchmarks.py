@@ -44,13 +44,13 @@ def test_a_refused_request_is_named_by_its_reason(stack: LocalStack, tmp_path: P
 @pytest.mark.parametrize("way", ["scheduler", "gateway"])
 def test_the_control_path_is_counted(stack: LocalStack, way: str) -> None:
     """All tokens of all sequences arrive and give a rate."""
-    arrivals = Arrivals(num_seqs=16, tokens_wanted=200)
+    arrivals = Arrivals(num_seqs=16, tokens_wanted=60)
     run = {
         "scheduler": lambda: simulated_stack.through_scheduler(stack.scheduler_address, arrivals),
         "gateway": lambda: simulated_stack.through_gateway(stack.grpc_address, arrivals),
     }[way]
     asyncio.run(run())
-    assert sum(arrivals.counts.values()) == 16 * 200
+    assert sum(arrivals.counts.values()) == 16 * 60
     steps_per_s, window_s = arrivals.steps_per_s()
     assert 0 < steps_per_s < 1e6
     assert 0 < window_s < 60

@@ -40,7 +40,7 @@ def _imported_by(*commands: tuple[str, ...]) -> set[str]:
 
 def test_help_lists_every_command_and_imports_none_of_them() -> None:
     """`quire --help` is instant: neither gRPC nor a service is imported."""
-    result = run_quire("--help")
+    result = quire_here("--help")
     assert result.returncode == 0
     assert all(f" {command} " in result.stdout for command in COMMANDS)
     assert not _imported_by(("--help",)) & {
@@ -70,7 +70,7 @@ def test_services_without_a_model_import_no_torch() -> None:
 
 def test_version_and_unknown_command() -> None:
     """`--version` prints it; a misspelt command ends with 2 and a suggestion."""
-    assert run_quire("--version").stdout.startswith("quire ")
+    assert quire_here("--version").stdout.startswith("quire ")
     result = quire_here("stepz")
     assert result.returncode == 2
     assert "steps" in result.stderr
@@ -148,7 +148,7 @@ def test_services_say_which_port_is_taken(taken_port: int, service: str, option:
 def test_unknown_policy_and_setting() -> None:
     """Named with what exists, by the option's name."""
     _assert_config_error(quire_here("up", "--simulated", *FREE_PORTS, "--policy", "best"), "best", "vllm-v1")
-    _assert_config_error(run_quire("serve", "scheduler", "--max-num-seqs", "0"), "--max-num-seqs")
+    _assert_config_error(quire_here("serve", "scheduler", "--max-num-seqs", "0"), "--max-num-seqs")
 
 
 def test_policies_shows_presets_and_keys() -> None:
@@ -197,7 +197,7 @@ def test_no_model_yet_and_no_admin_listener() -> None:
 def test_unknown_model_path(tmp_path: Path) -> None:
     """Says that the folder does not exist, from `up` as from `serve worker`."""
     missing = str(tmp_path / "no such model")
-    _assert_config_error(run_quire("serve", "worker", "--port", "0", "--model", missing), missing, "--model")
+    _assert_config_error(quire_here("serve", "worker", "--port", "0", "--model", missing), missing, "--model")
     _assert_config_error(quire_here("up", *FREE_PORTS, "--model", missing), missing, "--model")
 
 
