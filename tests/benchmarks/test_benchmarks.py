@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,6 @@ from benchmarks import pauses, simulated_stack, startup
 from benchmarks.simulated_stack import Arrivals
 from quire.local_stack.stack import LocalStack
 from tests.benchmarks.test_load import figures, invoke
-
-
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    """Gateway, scheduler and a simulated worker at no cost."""
-    with LocalStack(simulated=True, worker_args=("--time-scale", "0")) as running:
-        yield running
 
 
 def test_load_over_grpc(stack: LocalStack, tmp_path: Path) -> None:
@@ -52,13 +44,13 @@ def test_a_refused_request_is_named_by_its_reason(stack: LocalStack, tmp_path: P
 @pytest.mark.parametrize("way", ["scheduler", "gateway"])
 def test_the_control_path_is_counted(stack: LocalStack, way: str) -> None:
     """All tokens of all sequences arrive and give a rate."""
-    arrivals = Arrivals(num_seqs=16, tokens_wanted=200)
+    arrivals = Arrivals(num_seqs=16, tokens_wanted=60)
     run = {
         "scheduler": lambda: simulated_stack.through_scheduler(stack.scheduler_address, arrivals),
         "gateway": lambda: simulated_stack.through_gateway(stack.grpc_address, arrivals),
     }[way]
     asyncio.run(run())
-    assert sum(arrivals.counts.values()) == 16 * 200
+    assert sum(arrivals.counts.values()) == 16 * 60
     steps_per_s, window_s = arrivals.steps_per_s()
     assert 0 < steps_per_s < 1e6
     assert 0 < window_s < 60

@@ -49,13 +49,12 @@ def test_a_line_rises_or_not() -> None:
     assert not fit.line([0, 200, 400], [0, 900, 300], least=100)["grows"], "may be chance"
 
 
-def test_all_kinds_are_sent_and_all_processes_read() -> None:
+def test_all_kinds_are_sent_and_all_processes_read(stack: LocalStack) -> None:
     """Each kind ends as it should; of each process memory, descriptors and threads are read."""
     kinds = tuple(kind for kind in KINDS if kind != "adapter")
-    with LocalStack(simulated=True, worker_args=("--time-scale", "0")) as stack:
-        samples = Samples({**stack.pids, "this": os.getpid()})
-        load = Load(stack.grpc_address, kinds, samples.take)
-        asyncio.run(load.send(3 * len(kinds), 4))
+    samples = Samples({**stack.pids, "this": os.getpid()})
+    load = Load(stack.grpc_address, kinds, samples.take)
+    asyncio.run(load.send(3 * len(kinds), 4))
     wrong = {"cancelled": "CANCELLED CANCELLED", "refused": "NOT_FOUND MODEL_NOT_FOUND"}
     assert load.ends == {f"{kind}: {wrong.get(kind, 'ended')}": 3 for kind in kinds}
     assert samples.requests == list(range(1, 3 * len(kinds) + 1))

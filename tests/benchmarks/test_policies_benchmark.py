@@ -8,11 +8,13 @@ from typer.testing import CliRunner, Result
 from benchmarks.policies import __main__ as policies
 from tests.quire_tools.simulation.test_simulation import serve
 
+NUM_REQUESTS = 8
+
 
 def run_benchmark(*arguments: str) -> Result:
     app = policies.typer.Typer()
     app.command()(policies.main)
-    return CliRunner().invoke(app, ["--requests", "30", "--workload", "chat", *arguments])
+    return CliRunner().invoke(app, ["--requests", str(NUM_REQUESTS), "--workload", "chat", *arguments])
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
@@ -22,7 +24,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
     assert one["workloads"] == same["workloads"]
     assert one["workloads"] != other["workloads"]
     for figures in one["workloads"]["chat"]["policies"].values():
-        assert figures["num_done"] == figures["num_requests"] == 30
+        assert figures["num_done"] == figures["num_requests"] == NUM_REQUESTS
         assert 0 < figures["ttft_p50_s"] <= figures["ttft_p99_s"]
 
 

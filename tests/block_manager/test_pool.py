@@ -103,8 +103,15 @@ class PoolMachine(RuleBasedStateMachine):
         assert integrity.check(self.ledger) == []
 
 
-PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+
+
+@pytest.mark.long
+class TestPoolForLonger(PoolMachine.TestCase):
+    """The same, longer."""
+
+    settings = settings(max_examples=1_000, stateful_step_count=60, deadline=None)
 
 
 def _break_count(ledger: Ledger) -> None:

@@ -140,7 +140,7 @@ def _lives(policy: str, num_lives: int) -> str:
 @pytest.mark.parametrize("policy", GRANTING)
 def test_lives_with_grants(policy: str, record_property: Record) -> None:
     """Whatever happens while steps are granted: every token once and as without grants, all blocks free at the end."""
-    record_property("size", _lives(policy, 6))
+    record_property("size", _lives(policy, 3))
 
 
 @pytest.mark.long

@@ -96,7 +96,7 @@ def live_in_any_order(policy: str, num_lives: int) -> str:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_any_order_of_events(policy: str, record_property: Record) -> None:
     """R3, R28, R35, R97, R198, R200: whatever happens in whatever order, with a small counter-example where it fails."""
-    record_property("size", live_in_any_order(policy, 20))
+    record_property("size", live_in_any_order(policy, 8))
 
 
 @pytest.mark.long
@@ -122,8 +122,8 @@ def live_for(policy: str, num_steps: int, first_seed: int) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_many_steps(policy: str, record_property: Record) -> None:
-    """R3, R28, R97, R198, R200, R208: 20,000 random steps over all presets."""
-    record_property("size", live_for(policy, 2_000, 0))
+    """R3, R28, R97, R198, R200, R208: 8,000 random steps over all presets."""
+    record_property("size", live_for(policy, 800, 0))
 
 
 @pytest.mark.long
@@ -137,7 +137,7 @@ def test_very_many_steps(policy: str, record_property: Record) -> None:
 @pytest.fixture(scope="module")
 def planned() -> list[dict[str, list[str]]]:
     """Plans of a few lives by policy, made in two processes that hash differently."""
-    command = [sys.executable, "-m", "tests.core.test_properties", "3"]
+    command = [sys.executable, "-m", "tests.core.test_properties", "2"]
     environ = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
     return [
         json.loads(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=250, check=True).stdout)
@@ -150,7 +150,7 @@ def planned() -> list[dict[str, list[str]]]:
 def test_equal_inputs_give_equal_plans(policy: str, planned: list[dict[str, list[str]]]) -> None:
     """R201: whatever the process hashes with, the same calls give the same plans."""
     one, other = (plans[policy] for plans in planned)
-    assert sum(map(len, one)) > 1_000
+    assert sum(map(len, one)) > 600
     assert one == other
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -10,30 +10,8 @@ from quire.local_stack.stack import LocalStack
 from tests.fuzz import campaign, traces
 
 SEED = 20_261_122
-NUM_QUICK, NUM_LONG = 400, 100_000
+NUM_QUICK, NUM_LONG = 250, 100_000
 MOST_GROWTH_BYTES = 96 * 2**20
-# What is looked back on is bounded, and filled early, so that growth would be a leak.
-GATEWAY_ARGUMENTS = ("--http-header-s", "2", "--http-body-s", "2")
-SCHEDULER_ARGUMENTS = ("--record-memory", "4MiB", "--max-logged-steps", "500", "--max-logged-events", "2000")
-ARGUMENTS = ("--time-scale", "0", "--max-model-len", "64", "--num-gpu-blocks", "256", "--max-adapters", "4")
-
-
-@pytest.fixture
-def log() -> traces.Log:
-    return traces.Log()
-
-
-@pytest.fixture
-def stack(log: traces.Log) -> Iterator[LocalStack]:
-    """Short contexts, so that what is accepted ends soon."""
-    with LocalStack(
-        simulated=True,
-        worker_args=ARGUMENTS,
-        scheduler_args=SCHEDULER_ARGUMENTS,
-        gateway_args=GATEWAY_ARGUMENTS,
-        on_line=log,
-    ) as running:
-        yield running
 
 
 def _assert_unharmed(stack: LocalStack, log: traces.Log, account: campaign.Account) -> None:

@@ -20,32 +20,20 @@ from quire.operators.admin import AdminClient
 from svc_common.errors import AlreadyExists, InvalidArgument, QuireError
 from svc_common.net import rpc
 from tests.fuzz import campaign, internal, traces
+from tests.fuzz.conftest import WORKER_ARGUMENTS
 
 SEED = 20_261_123
-NUM_QUICK, NUM_LONG = 300, 12_000
+NUM_QUICK, NUM_LONG = 200, 12_000
 MALFORMED = (b"\xff\xff\xff\xff", b"\x0a\x02\xff\xfe\x12\x02\xff\xfe\x1a\x02\xff\xfe\x22\x02\xff\xfe")
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-ARGUMENTS = ("--time-scale", "0", "--max-model-len", "64", "--num-gpu-blocks", "256", "--max-adapters", "4")
 START_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def log() -> traces.Log:
-    return traces.Log()
-
-
-@pytest.fixture(scope="module")
-def stack(log: traces.Log) -> Iterator[LocalStack]:
-    """A stack of simulated parts."""
-    with LocalStack(simulated=True, worker_args=ARGUMENTS, on_line=log) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
 def worker(log: traces.Log) -> Iterator[ServiceProcess]:
     """A simulated worker that no scheduler uses."""
-    yield from _worker(log, "simulated-worker", *ARGUMENTS)
+    yield from _worker(log, "simulated-worker", *WORKER_ARGUMENTS)
 
 
 @pytest.fixture(scope="module")

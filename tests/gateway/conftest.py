@@ -7,7 +7,7 @@ import pytest
 from quire.local_stack.stack import LocalStack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[LocalStack]:
     """Three processes; the model is called `simulated`, one token per byte, context 4,096."""
     with LocalStack(

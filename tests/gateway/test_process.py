@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import grpc.aio
 import httpx
 import psutil
 import pytest
@@ -19,8 +20,9 @@ from gateway_svc.settings import GatewaySettings
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
 from quire.local_stack.otlp_receiver import OtlpReceiver
-from quire.local_stack.stack import LocalStack
 from svc_common.errors import ConfigError
+from tests.support.services.harness import run_async, scheduler, worker
+from tests.traces.serving import exporting, gateway, post
 
 pytestmark = pytest.mark.processes
 
@@ -83,19 +85,29 @@ def test_a_port_in_use_names_its_option(option: str) -> None:
             asyncio.run(asyncio.wait_for(app.serve(settings, on_ready=lambda *_: None), 20))
 
 
-def test_the_spans_of_a_request(otlp: OtlpReceiver) -> None:
+def test_the_spans_of_a_request(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """SERVER span in the caller's trace, GenAI span inside it with the attributes of the conventions, never the prompt."""
     trace_id, secret = "1af7651916cd43dd8448eb211c80319d", "a-secret-prompt"
-    environ = {**os.environ, **otlp.environ()}
-    with LocalStack(simulated=True, environ=environ, worker_args=("--time-scale", "0")) as stack:
-        metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"), ("x-request-id", "traced"))
-        request = pb.GenerateRequest(text=secret, stop=pb.StopConditions(max_tokens=4), labels={"team": "blue"})
-        with grpc.insecure_channel(stack.grpc_address) as channel:
-            inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=20, metadata=metadata)
-            bad = pb.GenerateRequest(text="x", model="nope")
+
+    @run_async
+    async def scenario() -> None:
+        async with (
+            worker() as (worker_address,),
+            scheduler(worker_address) as (address, _),
+            gateway(address) as doors,
+            grpc.aio.insecure_channel(doors[0]) as channel,
+        ):
+            await post(doors, "warm", "completions", prompt="a", max_tokens=1)
+            metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"), ("x-request-id", "traced"))
+            request = pb.GenerateRequest(text=secret, stop=pb.StopConditions(max_tokens=4), labels={"team": "blue"})
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            await stub.Generate(request, timeout=20, metadata=metadata)
             with pytest.raises(grpc.RpcError):
-                inference_pb2_grpc.InferenceServiceStub(channel).Generate(bad, timeout=20)
-        httpx.post(f"{stack.http_url}/v1/completions", json={"prompt": secret, "max_tokens": 2})
+                await stub.Generate(pb.GenerateRequest(text="x", model="nope"), timeout=20)
+            await post(doors, "over-http", "completions", prompt=secret, max_tokens=2)
+
+    with exporting(otlp, monkeypatch):
+        scenario()
     spans = [span for span in otlp.spans() if span.service == "quire-gateway"]
     server = next(span for span in spans if span.trace_id == trace_id and span.kind == "SERVER")
     inner = next(span for span in spans if span.parent_id == server.span_id)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.processes
 REQUEST = pb.GenerateRequest(text="hello", stop=pb.StopConditions(max_tokens=1_000))
 WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384), ("grpc.use_local_subchannel_pool", 1)]
 RUN = [5 + i % 90 for i in range(500)]
-NUM_SLOW = 100
+LONGEST_S = 4.0  # long enough for a busy machine to fill the connection before
 SOON_S = 0.5
 
 
@@ -40,26 +40,28 @@ async def _submits(attachment: Attachment, num: int) -> list[engine_pb2.Submit]:
     return found
 
 
+@pytest.mark.parametrize("num_slow", [30, pytest.param(100, marks=pytest.mark.long)])
 @asynchronous
-async def test_a_hundred_that_never_read_disturb_no_other_client() -> None:
+async def test_many_that_never_read_disturb_no_other_client(
+    num_slow: int, record_property: Callable[..., None]
+) -> None:
     """Half of them read once, half never. Another stream gets each token as it comes, and all that is unread stays small."""
     async with pair() as (_, attachment, running), grpc.aio.insecure_channel(running.grpc, options=WINDOW) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        slow = [stub.GenerateStream(REQUEST, timeout=50) for _ in range(NUM_SLOW)]
-        submits = await _submits(attachment, NUM_SLOW)
+        slow = [stub.GenerateStream(REQUEST) for _ in range(num_slow)]
+        submits = await _submits(attachment, num_slow)
         for call in slow[::2]:
             await call.read()
-        fast = running.stub.GenerateStream(REQUEST, timeout=50)
+        fast = running.stub.GenerateStream(REQUEST)
         [healthy] = await _submits(attachment, 1)
         await fast.read()
-        gaps = []
         for i in range(12):
             attachment.send(*(tokens(s.handle, 500 * i, RUN) for s in submits), tokens(healthy.handle, i, [6]))
-            began = time.monotonic()
             event = await asyncio.wait_for(fast.read(), PATIENCE_S)
-            gaps.append(time.monotonic() - began)
             assert event.delta.token_offset == i and list(event.delta.token_ids) == [6]
-        assert sorted(gaps)[len(gaps) // 2] < 0.5, "streams that are read continue"
+            assert not any(call.done() for call in slow), (
+                "it continues while the others are unread, not after their end"
+            )
         attachment.send(finished(healthy.handle, 12))
         while event is not grpc.aio.EOF and not event.HasField("usage"):
             event = await fast.read()
@@ -69,6 +71,7 @@ async def test_a_hundred_that_never_read_disturb_no_other_client() -> None:
         async for event in slow[1]:
             got += len(event.delta.token_ids) if event.HasField("delta") else 0
         assert got == 6_000
+        record_property("size", f"streams that are not read beside one that is: {num_slow}")
         for call in slow:
             call.cancel()
 
@@ -160,9 +163,8 @@ async def _asked_by_hand(address: str, body: dict[str, object]) -> AsyncIterator
         writer.close()
 
 
-async def _check_nothing_is_kept(attachment: Attachment, running: Gateway, num_before: int) -> None:
-    """The stream that has begun is not read from now on."""
-    began = time.monotonic()
+async def _check_nothing_is_kept(attachment: Attachment, running: Gateway, num_before: int, began: float) -> None:
+    """The stream that was asked for at `began`, or a little later, is not read from now on."""
     [submit] = await _submits(attachment, 1)
     assert _num_handlers() == num_before + 1
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -172,7 +174,7 @@ async def _check_nothing_is_kept(attachment: Attachment, running: Gateway, num_b
         attachment.send(tokens(submit.handle, 500 * i, RUN, [-0.5] * 500))
         await asyncio.sleep(0.005)
     await _until(lambda: _num_handlers() == num_before, PATIENCE_S)
-    assert 1.0 + SOON_S < time.monotonic() - began < 1.0 + SOON_S + 5
+    assert time.monotonic() - began > LONGEST_S + SOON_S
     told = await attachment.next()
     assert [cancel.handle for cancel in told.cancels] == [submit.handle]
     asking = running.stub.Generate(REQUEST)
@@ -186,12 +188,12 @@ async def test_a_call_that_is_never_read_and_has_no_deadline_keeps_nothing(monke
     """A little after `max_request_s` its place is free, the scheduler knows, no task waits; a late reader gets the reason."""
     monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     async with (
-        pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running),
+        pair(max_request_s=LONGEST_S, max_live_requests=1) as (_, attachment, running),
         grpc.aio.insecure_channel(running.grpc, options=WINDOW) as channel,
     ):
-        num_before = _num_handlers()
+        num_before, began = _num_handlers(), time.monotonic()
         call = inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(REQUEST)
-        await _check_nothing_is_kept(attachment, running, num_before)
+        await _check_nothing_is_kept(attachment, running, num_before, began)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             async for _event in call:
                 pass
@@ -211,10 +213,10 @@ async def test_events_that_are_never_read_keep_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(server, "listen", listen_small)
     monkeypatch.setattr(stalled_clients, "LEAVING_S", SOON_S)
     body = {"prompt": "hello", "stream": True, "max_tokens": 1_000, "logprobs": 0}
-    async with pair(max_request_s=1.0, max_live_requests=1) as (_, attachment, running):
-        num_before = _num_handlers()
+    async with pair(max_request_s=LONGEST_S, max_live_requests=1) as (_, attachment, running):
+        num_before, began = _num_handlers(), time.monotonic()
         async with _asked_by_hand(running.http, body) as reader:
-            await _check_nothing_is_kept(attachment, running, num_before)
+            await _check_nothing_is_kept(attachment, running, num_before, began)
             heard = await _hear(reader)
             assert b"200 OK" in heard and b"data: " in heard and b"[DONE]" not in heard
 

@@ -25,6 +25,7 @@ OURS = {
 _REPOSITORY = {"tests", "benchmarks", "deploy", "models", "examples"}
 
 
+@cache
 def imported(folder: str, *, but: tuple[str, ...] = ()) -> dict[str, set[str]]:
     """Canonical distribution names imported below `folder`, each with the files that do; `but`: prefixes of paths left out."""
     found: dict[str, set[str]] = {}

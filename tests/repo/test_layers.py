@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.tree import ROOT, run_python
 
 # What a process without torch looks like, from the inside.
@@ -45,12 +43,12 @@ def test_import_contracts_hold() -> None:
     assert re.search(r"Contracts: [4-9] kept, 0 broken", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("packages", [["gateway_svc"], ["scheduler_svc"], ["svc_common", "block_manager", "protos"]])
-def test_every_module_imports_without_torch(packages: list[str]) -> None:
+def test_every_module_imports_without_torch() -> None:
     """Gateway and scheduler, and all they stand on, import where torch and transformers do not exist."""
+    packages = ["gateway_svc", "scheduler_svc", "svc_common", "block_manager", "protos"]
     done = run_python(f"PACKAGES = {packages!r}\n{IMPORT_ALL}")
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
+    assert int(done.stdout) >= 15
 
 
 def test_the_blocker_blocks() -> None:

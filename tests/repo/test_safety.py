@@ -13,6 +13,10 @@ BANNED_BUILTINS = {"eval", "exec"}
 BANNED_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"}
 BANNED_LAST_WORDS = {name.rpartition(".")[2] for name in BANNED_CALLS}
 BANNED_TRUE = {"trust_remote_code", "allow_pickle", "shell"}
+_ANY_DANGER = re.compile(
+    rf"\b(?:{'|'.join(BANNED_MODULES | BANNED_BUILTINS)})\b|\b(?:{'|'.join(BANNED_TRUE)})\s*="
+    rf"|\b(?:{'|'.join(name.replace('.', '[^a-z]*') for name in BANNED_CALLS)})\b"
+)
 # The one place that opens pickles: a process of its own for each, restricted to tensors, behind further walls (`quire convert`).
 ALLOWED = {"quire_tools/convert/child.py": "torch.load(map_location='cpu', weights_only=True, mmap=is_zip)"}
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/|work/\w)")
@@ -20,6 +24,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home/\w|Users/\w|root/|work/\w)")
 
 def dangers(source: str) -> Iterator[str]:
     """What in `source` could run foreign code, as "line: what"."""
+    if source.isascii() and not _ANY_DANGER.search(source):
+        return  # most sources need no syntax tree
     for node in ast.walk(ast.parse(source)):
         for what in _dangers_of(node):
             yield f"{node.lineno}: {what}"  # type: ignore[attr-defined]

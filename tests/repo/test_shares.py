@@ -24,7 +24,11 @@ def test_every_folder_is_in_one_share() -> None:
 
 @pytest.mark.parametrize(
     ("tests", "passes"),
-    [("test_passes", True), ("nothing_is_called_so", True), ("FAILS or test_passes", False)],
+    [
+        ("test_passes", True),
+        pytest.param("nothing_is_called_so", True, marks=pytest.mark.long),
+        ("FAILS or test_passes", False),
+    ],
 )
 def test_a_share_that_fails_fails_all(
     tests: str, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-import time
 
 import pytest
 
@@ -15,13 +14,13 @@ from tests.support.services.harness import TIMEOUT_S, Gateway, eventually, run_a
 from worker_svc.engine import Progress
 
 PROMPT = list(range(32, 72))
-SLOW = {"time_scale": 1.0, "step_base_s": 0.02}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.02, "num_gpu_blocks": 512}
 
 
 @run_async
 async def test_tokens_come_in_order_and_end_with_an_account() -> None:
     """The life of a request: started, tokens by offset, one end with what it used."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         handle = await s.gateway.submit(PROMPT, max_tokens=20, logprobs=True)
         output = await s.gateway.end_of(handle)
         assert output.failed is None and output.finished is not None and output.started is not None
@@ -37,7 +36,7 @@ async def test_tokens_come_in_order_and_end_with_an_account() -> None:
 @run_async
 async def test_stop_token_is_named() -> None:
     """A stop token ends the request, is its last token and is named (R140)."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         tokens = (await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=12))).tokens
         stop = common_pb2.StopRules(max_tokens=50, ignore_eos=True, stop_token_ids=[tokens[3]])
         output = await s.gateway.end_of(await s.gateway.submit(PROMPT, stop=stop))
@@ -50,7 +49,7 @@ async def test_stop_token_is_named() -> None:
 @run_async
 async def test_the_second_prefill_computes_only_what_is_not_cached() -> None:
     """The same prompt twice: usage, step log and the worker's own count agree on what was reused."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         first = await s.gateway.end_of(await s.gateway.submit(PROMPT, request_id="one"))
         second = await s.gateway.end_of(await s.gateway.submit(PROMPT, request_id="two"))
         assert first.tokens == second.tokens
@@ -66,7 +65,7 @@ async def test_the_second_prefill_computes_only_what_is_not_cached() -> None:
 @run_async
 async def test_equal_prompts_in_one_step_share_blocks() -> None:
     """The second hits blocks that the same step computes (R136); both get the tokens of one alone."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         submits = [s.gateway.make_submit(PROMPT) for _ in range(2)]
         await s.gateway.send(submits=submits)
         first, second = [await s.gateway.end_of(m.handle) for m in submits]
@@ -91,8 +90,8 @@ async def test_equal_prompts_that_start_together_under_v0() -> None:
 @run_async
 async def test_many_requests_share_steps_under_preemption() -> None:
     """A pool too small for all: each gets the tokens that it gets alone (the simulated cache would notice a mixed-up block)."""
-    prompts = [[40 + i, *range(50, 60 + i)] for i in range(12)]
-    async with stack() as s:
+    prompts = [[40 + i, *range(50, 60 + i)] for i in range(8)]
+    async with stack({"num_gpu_blocks": 512}) as s:
         alone = [(await s.gateway.end_of(await s.gateway.submit(p, max_tokens=40))).tokens for p in prompts]
     unrestrained = ("restraint=null",)
     async with stack({"num_gpu_blocks": 24}, max_num_batched_tokens=16, max_num_seqs=8, policy_set=unrestrained) as s:
@@ -225,9 +224,9 @@ async def test_a_full_queue_refuses_with_a_retry_time() -> None:
         first = await s.gateway.submit(PROMPT, max_tokens=1_000)
         await s.gateway.tokens_of(first, 1)
         waiting = [await s.gateway.submit(PROMPT, max_tokens=2) for _ in range(3)]
-        began = time.monotonic()
         refused = await s.gateway.end_of(await s.gateway.submit(PROMPT))
-        assert time.monotonic() - began < 0.5 and not s.gateway.outputs[first].is_over, "at once"
+        over = [s.gateway.outputs[handle].is_over for handle in (first, *waiting)]
+        assert not any(over), "at once, before any that was there"
         assert refused.failed is not None
         error = refused.failed.error
         assert (error.status, error.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL") and error.retry_after_ns > 0
@@ -252,7 +251,7 @@ async def test_priority_goes_first() -> None:
 @run_async
 async def test_a_known_id_attaches_and_commits_are_not_repeated() -> None:
     """Submit is idempotent by (tenant, id); tokens continue after the committed ones; another prompt is refused."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         whole = (await s.gateway.end_of(await s.gateway.submit(PROMPT, max_tokens=30))).tokens
         handle = await s.gateway.submit(
             PROMPT, max_tokens=30, request_id="again", committed=whole[:12], resubmitted=True
@@ -283,7 +282,7 @@ async def test_one_id_is_one_request() -> None:
 @run_async
 async def test_the_model_bundle_is_relayed() -> None:
     """Bytes with the promised digest; another digest is NOT_FOUND; before a model UNAVAILABLE with a retry time."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         channel = rpc.channel(s.address)
         stub = engine_pb2_grpc.EngineServiceStub(channel)
         digest = s.gateway.states[-1].limits.bundle_digest

@@ -1,5 +1,7 @@
 """Mixed requests in few blocks on the simulated worker, which checks what every block holds (R21, R25)."""
 
+from collections.abc import Callable
+
 import pytest
 
 from protos.common.v1 import common_pb2
@@ -31,11 +33,11 @@ def submission(ask: Ask) -> dict[str, object]:
     return values
 
 
-async def served(policy: str, sets: list[str], num_gpu_blocks: int) -> tuple[list[list[list[int]]], int]:
+async def served(policy: str, sets: list[str], num_gpu_blocks: int, num: int) -> tuple[list[list[list[int]]], int]:
     """Outputs of all requests, and how many preemptions there were."""
     worker = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": 200, "vocab_size": 4096}
     async with stack(worker, policy=policy, policy_set=sets, max_num_seqs=16) as s:
-        handles = [await s.gateway.submit(list(ask.prompt), **submission(ask)) for ask in asks(40)]
+        handles = [await s.gateway.submit(list(ask.prompt), **submission(ask)) for ask in asks(num)]
         outputs = [await s.gateway.end_of(handle) for handle in handles]
         steps = await s.admin.steps()
         await s.admin.assert_all_free()
@@ -45,15 +47,19 @@ async def served(policy: str, sets: list[str], num_gpu_blocks: int) -> tuple[lis
 
 
 @once
-async def undisturbed() -> tuple[list[list[list[int]]], int]:
+async def undisturbed(num: int) -> tuple[list[list[list[int]]], int]:
     """Outputs where blocks are plenty."""
-    return await served("vllm-v1", [], 2_000)
+    return await served("vllm-v1", [], 600, num)
 
 
 @pytest.mark.parametrize(("policy", "sets"), POLICIES, ids=str)
+@pytest.mark.parametrize("num", [16, pytest.param(80, marks=pytest.mark.long)])
 @run_async
-async def test_choices_are_those_of_a_run_with_room(policy: str, sets: list[str]) -> None:
+async def test_choices_are_those_of_a_run_with_room(
+    policy: str, sets: list[str], num: int, record_property: Callable[[str, object], None]
+) -> None:
     """R21, R25, R27, R94: whatever preempts, swaps, forks or comes back in the middle of a search."""
-    expected, _ = await undisturbed()
-    found, _ = await served(policy, sets, 48)
+    expected, _ = await undisturbed(num)
+    found, num_preempted = await served(policy, sets, 48, num)
     assert found == expected
+    record_property("size", f"mixed requests under {policy} {sets}: {num}, {num_preempted} preemptions")

@@ -215,15 +215,21 @@ SABOTAGE = (
 )
 
 
+@pytest.fixture(scope="module")
+def unbroken() -> list[str]:
+    """What the checker objects to in the scenarios as they are."""
+    return [violation for seed in SEEDS for violation in run(scenario(seed, POLICY)).violations]
+
+
 @pytest.mark.parametrize(("sabotage", "finding"), SABOTAGE)
 def test_broken_cores_are_found_out(
-    sabotage: Callable[[pytest.MonkeyPatch], None], finding: str, monkeypatch: pytest.MonkeyPatch
+    sabotage: Callable[[pytest.MonkeyPatch], None], finding: str, unbroken: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R3, R97, R200: with a defect built into core or ledger, scenarios fail that are right without it, for the right reason."""
-    assert not any(run(scenario(seed, POLICY)).violations for seed in SEEDS)
+    assert unbroken == []
     sabotage(monkeypatch)
-    found = [violation for seed in SEEDS for violation in findings(seed)]
-    assert any(finding in violation for violation in found), found[:10]
+    found = (violation for seed in SEEDS for violation in findings(seed))
+    assert any(finding in violation for violation in found)
 
 
 def findings(seed: int) -> list[str]:

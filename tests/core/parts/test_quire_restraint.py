@@ -103,9 +103,9 @@ def test_shared_prefixes_take_no_room() -> None:
     assert running(core) == ["a", "b"]
 
 
-def simulate(policy: str, workload: str, rate: float, num_blocks: int, costs: Costs | None = None) -> Figures:
-    """Two hundred requests on a modelled GPU, which has as many host blocks; `costs`: what is known of it."""
-    jobs = WORKLOADS[workload](3, 200, rate)
+def simulate(policy: str, workload: str, rate: float, num: int, num_blocks: int, costs: Costs | None = None) -> Figures:
+    """So many requests on a modelled GPU, which has as many host blocks; `costs`: what is known of it."""
+    jobs = WORKLOADS[workload](3, num, rate)
     whole = presets.preset(policy).phases == "prefill_or_decode"
     limits = CoreLimits(
         block_size=16,
@@ -121,18 +121,22 @@ def simulate(policy: str, workload: str, rate: float, num_blocks: int, costs: Co
 
 
 @pytest.mark.parametrize(
-    ("workload", "rate", "num_blocks"),
-    [("bursts", 50.0, 1_500), pytest.param("long-prompts", 15.0, 1_500, marks=pytest.mark.long)],
+    ("workload", "rate", "num", "num_blocks"),
+    [
+        ("bursts", 50.0, 60, 600),
+        pytest.param("bursts", 50.0, 200, 1_500, marks=pytest.mark.long),
+        pytest.param("long-prompts", 15.0, 200, 1_500, marks=pytest.mark.long),
+    ],
 )
 def test_fewer_tokens_are_lost_than_by_any_teacher(
-    workload: str, rate: float, num_blocks: int, record_property: Callable[[str, object], None]
+    workload: str, rate: float, num: int, num_blocks: int, record_property: Callable[[str, object], None]
 ) -> None:
     """R131, R202: where blocks are short the teachers compute much twice; `quire` no more than the best of them or a
     hundredth, once it knows costs a hundredth at most, and it is done sooner."""
-    teachers = [simulate(policy, workload, rate, num_blocks) for policy in ("vllm-v0", "vllm-v1")]
+    teachers = [simulate(policy, workload, rate, num, num_blocks) for policy in ("vllm-v0", "vllm-v1")]
     assert teachers[1].num_lost_tokens > 0.01 * teachers[1].num_computed_tokens
     for costs in (None, GPU.costs):
-        own = simulate("quire", workload, rate, num_blocks, costs)
+        own = simulate("quire", workload, rate, num, num_blocks, costs)
         assert own.num_done == own.num_requests
         least = min(figures.num_lost_tokens for figures in teachers) if costs is None else 0
         assert own.num_lost_tokens <= max(least, 0.01 * own.num_computed_tokens)

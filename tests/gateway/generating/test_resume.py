@@ -19,7 +19,7 @@ from tests.support.services.scripted_engine import PATIENCE_S, TEST_TIMEOUT_S, G
 
 pytestmark = pytest.mark.processes
 
-SLOW = {"time_scale": 0.4}
+SLOW = {"time_scale": 0.4, "num_gpu_blocks": 512}
 TEXT = "the quick brown fox jumps over the lazy dog"
 
 

@@ -20,7 +20,8 @@ from quire.settings import option_name
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
-from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess, run_quire
+from tests.support.stack.commands import quire_here
+from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess
 from worker_svc.settings import WorkerSettings
 
 SERVICES: dict[str, tuple[str, type[BaseModel]]] = {
@@ -120,7 +121,7 @@ def test_up_hands_them_to_the_services() -> None:
 
 def test_a_wrong_value_ends_with_status_2() -> None:
     """As any wrong option."""
-    result = run_quire("serve", "gateway", "--max-request-s", "0")
+    result = quire_here("serve", "gateway", "--max-request-s", "0")
     assert result.returncode == 2
     assert result.stderr.startswith("error: --max-request-s:") and "Traceback" not in result.stderr
 

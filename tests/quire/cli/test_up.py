@@ -19,9 +19,15 @@ from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess, is_run
 SIMULATED = ("--simulated",)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_prints_services_serves_and_a_signal_stops_all(number: int) -> None:
-    """`service NAME pid=N address=HOST:PORT` each, then `ready ...`; it can serve then; a signal leaves nothing running."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_prints_services_serves_and_a_signal_stops_all(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`service NAME pid=N address=HOST:PORT` each, then `ready ...`; it can serve then; a signal leaves nothing running.
+
+    What a service warns of while it starts is on standard error; not that services that start cannot reach each other yet.
+    """
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "much")
     with UpProcess(*SIMULATED) as up:
         grpc_address, http_url, admin_address = up.wait_ready()
         assert sorted(up.pids) == ["gateway", "scheduler", "worker"]
@@ -34,21 +40,16 @@ def test_prints_services_serves_and_a_signal_stops_all(number: int) -> None:
         assert len(output.outputs[0].token_ids) == 4
         assert up.stop(number) == 0
         assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
-        assert not any("Traceback" in line for line in up.errors)
+    warned = {line.partition(":")[0] for line in up.errors if "OTEL_TRACES_SAMPLER_ARG=much" in line}
+    assert "gateway" in warned
+    assert not any("cannot be used" in line or "Traceback" in line for line in up.errors)
 
 
-def test_services_do_not_outlive_a_killed_parent() -> None:
-    """SIGKILL of `quire up` gives it no chance to stop anything; the services end by themselves."""
-    with UpProcess(*SIMULATED) as up:
-        up.wait_ready()
-        pids = list(up.pids.values())
-        assert all(is_running(pid) for pid in pids)
-        up.process.kill()
-        assert wait_gone(pids) == []
+def test_services_that_die_are_started_again_and_do_not_outlive_a_killed_parent() -> None:
+    """Standard output has their lines once more, with the same addresses; standard error says what died and how; all is served.
 
-
-def test_services_that_die_are_started_again() -> None:
-    """Standard output has their lines once more, with the same addresses; standard error says what died and how; all is served."""
+    SIGKILL of `quire up` gives it no chance to stop anything; the services end by themselves.
+    """
     with UpProcess(*SIMULATED) as up:
         grpc_address, _, _ = up.wait_ready()
         addresses, killed = up.addresses, up.pids
@@ -63,11 +64,12 @@ def test_services_that_die_are_started_again() -> None:
         with Client(grpc_address) as client:
             output = client.generate("abc", SamplingParams(max_tokens=4, ignore_eos=True), timeout_s=30)
         assert len(output.outputs[0].token_ids) == 4
-        assert up.stop() == 0
-        assert wait_gone([*killed.values(), *up.pids.values()], timeout_s=0.5) == []
+        assert all(is_running(pid) for pid in up.pids.values())
+        up.process.kill()
+        assert wait_gone([*killed.values(), *up.pids.values()]) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> None:
     """A signal before it is ready ends all services, and none has to be killed."""
     killer = Killer(tmp_path)
@@ -80,19 +82,6 @@ def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> 
         assert up.stop(number) == 0
         assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
     assert not any("killed" in line or "Traceback" in line for line in up.errors), up.errors
-
-
-def test_warnings_of_a_start_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a service warns of while it starts is on standard error; not that services that start cannot reach each other yet."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "much")
-    with UpProcess(*SIMULATED) as up:
-        up.wait_ready()
-        assert up.stop() == 0
-    warned = {line.partition(":")[0] for line in up.errors if "OTEL_TRACES_SAMPLER_ARG=much" in line}
-    assert "gateway" in warned
-    assert not any("cannot be used" in line for line in up.errors)
 
 
 def test_warnings_stand_above_the_progress_bar() -> None:

@@ -129,7 +129,7 @@ def test_a_wrong_setting_is_given_up_at_once() -> None:
             revive_until(running, running.pids["worker"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_worker_that_is_loading_ends_when_it_is_asked_to(number: int, tmp_path: Path) -> None:
     """Its load goes on in threads that nothing can interrupt: the process leaves them, ends well, and is not killed."""
     killer, said = Killer(tmp_path), []

@@ -36,7 +36,7 @@ def run(policy: str, num_guesses: int) -> tuple[list[list[list[int]]], int]:
         return found, llm._backend._core.step
 
 
-@pytest.mark.parametrize("policy", ["quire", "vllm-v1-async"])
+@pytest.mark.parametrize("policy", ["quire", pytest.param("vllm-v1-async", marks=pytest.mark.long)])
 def test_streams_are_the_same_in_fewer_steps(policy: str, record_property: Callable[[str, object], None]) -> None:
     """R150, R151: greedy, drawn with penalties, two samples, a grammar; guesses that hold save steps."""
     plain, num_plain = run(policy, 0)

@@ -34,7 +34,8 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         with LLM(max_model_len=64, num_gpu_blocks_override=8, max_num_batched_tokens=64, swap_space="1MiB") as made:
             yield made
     else:
-        with LocalStack(simulated=True) as stack, LLM(target=stack.grpc_address) as made:
+        stack: LocalStack = request.getfixturevalue("simulated_stack")
+        with LLM(target=stack.grpc_address) as made:
             yield made
 
 

@@ -47,7 +47,9 @@ def run(model: Path, policy: str, num_tokens: int, num_blocks: int, **options: A
     return held, num_preemptions
 
 
-@pytest.mark.parametrize("policy", ["quire", "vllm-v1", "chitu"])
+@pytest.mark.parametrize(
+    "policy", ["quire", *(pytest.param(name, marks=pytest.mark.long) for name in ("vllm-v1", "chitu"))]
+)
 def test_few_blocks_are_held(mistral: Path, policy: str, record_property: Callable[[str, object], None]) -> None:
     """R105: window / block + 2 blocks at most, and the tokens of generate."""
     held, _ = run(mistral, policy, 90, 40)

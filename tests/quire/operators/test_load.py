@@ -2,9 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
 
-import pytest
 from rich.console import Console
 
 from protos.inference.v1 import admin_pb2
@@ -14,34 +12,28 @@ from quire.operators.admin import AdminClient
 from tests.support.stack.commands import quire_here
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
-    with LocalStack(simulated=True) as running:
-        yield running
-
-
 def _text(renderable: object) -> str:
     out = io.StringIO()
     Console(file=out, width=140).print(renderable)
     return out.getvalue()
 
 
-def test_load_and_workers_through_the_gateways_relay(stack: LocalStack) -> None:
+def test_load_and_workers_through_the_gateways_relay(simulated_stack: LocalStack) -> None:
     """Messages pass the relay as bytes; the command prints one JSON object."""
-    with AdminClient(stack.admin_address) as admin:
+    with AdminClient(simulated_stack.admin_address) as admin:
         load, workers = admin.load(), admin.workers()
     values = report.load_json(load)
     assert values["serving"] and not values["draining"] and values["gpu"]["free"] == values["gpu"]["total"] > 0
     assert "serving" in _text(report.load_table(load))
     [worker] = report.workers_json(workers)
     assert worker["ready"] and worker["model"] == "simulated" and worker["num_gpu_blocks"] > 0
-    result = quire_here("load", "--admin", stack.admin_address, "--json")
+    result = quire_here("load", "--admin", simulated_stack.admin_address, "--json")
     assert json.loads(result.stdout)["max_waiting"] == 4096
 
 
-def test_drain_and_undo(stack: LocalStack) -> None:
+def test_drain_and_undo(simulated_stack: LocalStack) -> None:
     """What the load says of it follows."""
-    with AdminClient(stack.admin_address) as admin:
+    with AdminClient(simulated_stack.admin_address) as admin:
         assert admin.drain() == 0
         assert "draining" in _text(report.load_table(admin.load()))
         admin.drain(undo=True)

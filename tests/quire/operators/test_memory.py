@@ -69,12 +69,15 @@ def test_as_tables() -> None:
         assert part in text, part
 
 
-def test_of_a_running_scheduler() -> None:
+def test_of_a_running_scheduler(simulated_stack: LocalStack) -> None:
     """R209: requests in the middle of their output; figures agree with the tables read at the same instant, and asked for only."""
-    with LocalStack(simulated=True, worker_args=("--time-scale", "50")) as stack, Client(stack.grpc_address) as client:
+    stack = simulated_stack
+    with Client(stack.grpc_address) as client:
         idle = json.loads(quire_here("blocks", "--memory", "--json", "--admin", stack.admin_address).stdout)
         assert (idle["num_sequences"], idle["saved"], idle["contiguous"]["num_slots"]) == (0, 0.0, 0)
-        stream = client.generate_stream("a prompt of some length " * 8, SamplingParams(max_tokens=400, ignore_eos=True))
+        stream = client.generate_stream(
+            "a prompt of some length " * 8, SamplingParams(max_tokens=3_000, ignore_eos=True)
+        )
         deltas = iter(stream)
         next(deltas)
         with AdminClient(stack.admin_address) as admin:

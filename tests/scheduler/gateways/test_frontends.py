@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -25,7 +26,7 @@ from svc_common.version import PROTOCOL_REVISION
 from tests.support.services.harness import TIMEOUT_S, Gateway, Stack, eventually, run_async, stack
 
 PROMPT = list(range(32, 72))
-SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 512}
 
 
 async def refusal(s: Stack, *messages: engine_pb2.FrontendMessage | bytes) -> QuireError:
@@ -116,7 +117,7 @@ async def test_random_messages_never_disturb_the_others() -> None:
 @run_async
 async def test_a_gateway_that_does_not_read_delays_no_other() -> None:
     """Generation goes on, other gateways get their tokens, and everything is there once it reads again."""
-    async with stack() as s, Gateway(s.address, "slow") as slow:
+    async with stack({"num_gpu_blocks": 512}) as s, Gateway(s.address, "slow") as slow:
         handles = [await slow.submit([40 + i, *PROMPT], max_tokens=150, logprobs=True) for i in range(8)]
         await eventually(lambda: slow.num_messages > 1, "first message")
         slow.paused.clear()
@@ -197,7 +198,7 @@ async def test_no_reader_returns_within_the_grace_time() -> None:
 @run_async
 async def test_an_ended_resumable_request_can_be_read_again() -> None:
     """It ended while its reader was away: submitting it again gives the rest and the same end, without a new computation."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         async with Gateway(s.address, "second") as second:
             handle = await second.submit(PROMPT, max_tokens=20, request_id="r", resumable=True)
             whole = (await second.end_of(handle)).tokens
@@ -295,7 +296,7 @@ async def test_which_gateways_may_not_attach() -> None:
 async def test_committed_tokens_keep_what_came_beside_them() -> None:
     """After a scheduler's loss a later reader, which begins anew, gets the log probabilities of tokens of before too."""
     sampling = common_pb2.ResolvedSampling(top_p=1.0, seed=7, logprobs=True, num_top_logprobs=1)
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         submit = s.gateway.make_submit(
             PROMPT, sampling=sampling, max_tokens=6, request_id="r", resumable=True, resubmitted=True
         )
@@ -334,7 +335,11 @@ async def test_goodbye_cancels_everything_at_once() -> None:
 @run_async
 async def test_a_second_stream_of_a_frontend_replaces_the_first() -> None:
     """A half-dead connection cannot block its gateway: the newer stream wins."""
-    async with stack() as s, Gateway(s.address, "same") as old, Gateway(s.address, "same") as new:
+    async with (
+        stack({"num_gpu_blocks": 512}) as s,
+        Gateway(s.address, "same") as old,
+        Gateway(s.address, "same") as new,
+    ):
         with pytest.raises(grpc.RpcError) as error:
             await old._reader
         assert rpc.from_rpc_error(error.value).reason == "FRONTEND_REPLACED"
@@ -366,15 +371,18 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.parametrize("num_gateways", [5, pytest.param(20, marks=pytest.mark.long)])
 @run_async
-async def test_a_storm_of_cancels_leaks_nothing() -> None:
-    """1,000 requests, ended at random moments by handle, id, stop or disconnect: no block, task or descriptor is left."""
+async def test_a_storm_of_cancels_leaks_nothing(
+    num_gateways: int, record_property: Callable[[str, object], None]
+) -> None:
+    """Fifty requests of each gateway, ended at random by handle, id, stop or disconnect: no block, task or descriptor is left."""
     rng = random.Random(11)
     async with stack({"num_gpu_blocks": 200}, max_num_seqs=64) as s:
         await s.gateway.end_of(await s.gateway.submit(PROMPT))
         await s.admin.assert_all_free()
         tasks, descriptors = len(asyncio.all_tasks()), num_descriptors()
-        for _ in range(20):
+        for _ in range(num_gateways):
             async with Gateway(s.address, "storm") as storm:
                 handles = []
                 for _ in range(50):
@@ -389,6 +397,7 @@ async def test_a_storm_of_cancels_leaks_nothing() -> None:
         assert len((await s.gateway.end_of(await s.gateway.submit(PROMPT))).tokens) == 8
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "tasks are gone")
         await eventually(lambda: num_descriptors() <= descriptors, "descriptors are closed")
+    record_property("size", f"storm of cancels: {50 * num_gateways} requests of {num_gateways} gateways")
 
 
 async def cancel_one(gateway: Gateway, handle: int, request_id: str, rng: random.Random) -> None:

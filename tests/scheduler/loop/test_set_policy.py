@@ -7,7 +7,7 @@ from protos.inference.v1 import admin_pb2
 from tests.support.services.harness import Admin, Gateway, Stack, eventually, run_async, scheduler, stack
 
 PROMPT = list(range(32, 52))
-SLOW = {"time_scale": 1.0, "step_base_s": 0.005}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.005, "num_gpu_blocks": 512}
 
 
 async def set_policy(admin: Admin, *settings: str) -> admin_pb2.SetPolicyResponse:

@@ -11,7 +11,7 @@ from quire.operators.why import why_json, why_table
 from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, stack
 
 PROMPT = list(range(32, 52))
-SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 512}
 
 
 async def explain(admin: Admin, request_id: str, tenant: str = "") -> admin_pb2.ExplainRequestResponse:

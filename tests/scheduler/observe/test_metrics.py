@@ -24,7 +24,7 @@ from svc_common.observability.telemetry import Telemetry
 from tests.support.scraping import check_names, scrape
 from tests.support.services.harness import Gateway, Stack, run_async, service, stack
 
-SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 512}
 SMALL = {"num_gpu_blocks": 24, "num_cpu_blocks": 64, "block_size": 4}
 
 

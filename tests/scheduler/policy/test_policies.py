@@ -11,7 +11,7 @@ from tests.support.services.harness import Gateway, Stack, eventually, once, run
 
 PROMPTS = [list(range(32 + i, 32 + i + length)) for i, length in enumerate((3, 40, 17, 90, 25, 60, 40, 9))]
 MAX_TOKENS = 40
-ROOMY = {"num_gpu_blocks": 400}
+ROOMY = {"num_gpu_blocks": 100}
 TIGHT = {"num_gpu_blocks": 16, "num_cpu_blocks": 16, "max_model_len": 200}
 CASES = [
     ("vllm-2023", (), "recompute"),

@@ -17,7 +17,7 @@ from tests.support.services.harness import Gateway, eventually, run_async, stack
 
 MS = 1_000_000
 PROMPT = list(range(32, 72))
-SLOW = {"time_scale": 1.0, "step_base_s": 0.01}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 512}
 
 
 class _Clock:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, deque
+from collections.abc import Callable
 
 import pytest
 
@@ -77,14 +78,18 @@ class Served:
         self._free_at[place] = self.now_ns + int(self._draw.expovariate(1 / self._mean_s) * NS_PER_S)
 
 
+@pytest.mark.parametrize("num_seeds", [2, pytest.param(12, marks=pytest.mark.long)])
 @pytest.mark.parametrize("num_places", [4, 16, 64])
-def test_a_quiet_tenant_beside_a_flood_is_never_refused(num_places: int) -> None:
+def test_a_quiet_tenant_beside_a_flood_is_never_refused(
+    num_places: int, num_seeds: int, record_property: Callable[[str, object], None]
+) -> None:
     """A tenth of capacity beside three times capacity, a queue bounded by time: the flood alone is refused, and most of it."""
     mean_s = 0.75
     capacity = num_places / mean_s
-    for seed in range(8):
+    for seed in range(num_seeds):
         served = Served(seed, num_places, mean_s, max_waiting_s=2.0)
         served.run({QUIET: 0.1 * capacity, FLOOD: 3 * capacity})
         assert served.asked[QUIET] > 15
         assert served.refused[QUIET] == 0, f"seed {seed}: {served.refused} of {served.asked}"
         assert served.refused[FLOOD] > served.asked[FLOOD] / 4
+    record_property("size", f"a quiet tenant beside a flood, {num_places} places: {num_seeds} minutes")

@@ -14,7 +14,8 @@ from svc_common.errors import ConfigError
 from tests.support.services.harness import Admin, Gateway, eventually, once, run_async, scheduler, stack, worker
 from tests.support.services.proxy import Proxy, proxy
 
-SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
+FEW = {"num_gpu_blocks": 512}  # all of them are checked after each step
+SLOW = {"time_scale": 1.0, "step_base_s": 0.004, **FEW}
 NOWHERE = "127.0.0.1:1"
 PROMPTS = [[40 + i, *range(50, 80 + i)] for i in range(7)]
 
@@ -55,7 +56,7 @@ async def ranks(*addresses: str, is_ready: bool = True, **values: Any) -> AsyncI
 @once
 async def undisturbed(max_tokens: int) -> list[list[int]]:
     """What each prompt gives alone with one worker."""
-    async with stack() as s:
+    async with stack(FEW) as s:
         handles = [await s.gateway.submit(p, max_tokens=max_tokens) for p in PROMPTS]
         return [(await s.gateway.end_of(h)).tokens for h in handles]
 
@@ -76,7 +77,12 @@ def lanes_of(steps: list[admin_pb2.StepReport]) -> dict[str, list[int]]:
 async def test_owners_are_sticky_and_tokens_are_those_of_one_worker() -> None:
     """R188, R190: three ranks in turn, for life; a step never has another rank's sequences."""
     expected = await undisturbed(30)
-    async with worker() as (a,), worker() as (b,), worker() as (c,), ranks(a, b, c, max_num_seqs=6) as r:
+    async with (
+        worker(**FEW) as (a,),
+        worker(**FEW) as (b,),
+        worker(**FEW) as (c,),
+        ranks(a, b, c, max_num_seqs=6) as r,
+    ):
         assert await r.tokens(await r.submit_all(30)) == expected
         steps = await r.admin.steps(tables=True)
         lanes = lanes_of(steps)
@@ -111,7 +117,7 @@ async def test_the_log_is_in_step_order_and_tables_are_each_ranks_own() -> None:
 @run_async
 async def test_a_rank_without_work_is_idle() -> None:
     """R193, R194: one request runs on one rank; the other gets no message, and what is served goes on."""
-    async with worker() as (a,), worker() as (b,), ranks(a, b) as r:
+    async with worker(**FEW) as (a,), worker(**FEW) as (b,), ranks(a, b) as r:
         output = await r.gateway.end_of(await r.gateway.submit(PROMPTS[0], max_tokens=20))
         assert len(output.tokens) == 20
         assert {report.lane for report in await r.admin.steps()} == {0}
@@ -248,7 +254,11 @@ async def test_random_losses_never_lose_or_repeat_a_token() -> None:
 @run_async
 async def test_it_serves_once_all_workers_are_there() -> None:
     """Readiness while one is missing says which; requests queue meanwhile."""
-    async with worker() as (a,), worker() as (b,), ranks(a, NOWHERE, is_ready=False) as r:
+    async with (
+        worker(**FEW) as (a,),
+        worker(**FEW) as (b,),
+        ranks(a, NOWHERE, is_ready=False) as r,
+    ):
         await eventually(lambda: "cannot be reached" in r.states[-1].reason, "why")
         handle = await r.gateway.submit(PROMPTS[0])
         assert not r.states[-1].serving and r.links[1].address in r.states[-1].reason
@@ -263,9 +273,9 @@ async def test_workers_allocate_the_least_of_each_count() -> None:
     """As many blocks in each rank as the smallest worker has; also when a smaller one takes a rank over."""
     expected = await undisturbed(40)
     async with (
-        worker(**SLOW, num_gpu_blocks=40) as (a,),
-        worker(**SLOW, num_gpu_blocks=60) as (b,),
-        worker(**SLOW, num_gpu_blocks=20) as (c,),
+        worker(**{**SLOW, "num_gpu_blocks": 40}) as (a,),
+        worker(**{**SLOW, "num_gpu_blocks": 60}) as (b,),
+        worker(**{**SLOW, "num_gpu_blocks": 20}) as (c,),
         ranks(a, b) as r,
     ):
         assert (await r.admin.blocks()).gpu.total == 2 * 39

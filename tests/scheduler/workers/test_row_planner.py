@@ -125,7 +125,7 @@ class PlanWalk:
         return entry
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_the_row_table_rebuilds_every_plan(data: st.DataObject) -> None:
     """Feeding the messages to the worker's table gives exactly the plan's (sequence, start, tokens, blocks)."""
@@ -151,7 +151,7 @@ def by_name(plan: StepPlan, result: WorkerResult) -> dict[str, list[int]]:
     return tokens
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32), st.integers(10, 40))
 def test_core_and_row_table_stay_in_step(seed: int, num_blocks: int) -> None:
     """With the real core short of blocks (preemption, chunking, aborts), tokens by row come back to the right sequences."""

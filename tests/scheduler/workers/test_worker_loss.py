@@ -28,7 +28,7 @@ from tests.support.services.harness import (
 )
 from tests.support.services.proxy import Proxy, proxy
 
-SLOW = {"time_scale": 1.0, "step_base_s": 0.004}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 512}
 PROMPTS = [[40 + i, *range(50, 80 + i)] for i in range(6)]
 
 
@@ -48,7 +48,7 @@ async def behind_proxy(worker_address: str, **values: Any) -> AsyncIterator[tupl
 @once
 async def undisturbed(max_tokens: int) -> list[list[int]]:
     """What each prompt gives when nothing goes wrong."""
-    async with stack() as s:
+    async with stack({"num_gpu_blocks": 512}) as s:
         handles = [await s.gateway.submit(p, max_tokens=max_tokens) for p in PROMPTS]
         return [(await s.gateway.end_of(h)).tokens for h in handles]
 
@@ -95,7 +95,7 @@ async def test_a_worker_with_less_memory_and_a_new_core() -> None:
     expected = await undisturbed(60)
     async with (
         worker(**SLOW) as (first,),
-        worker(**SLOW, num_gpu_blocks=16) as (second,),
+        worker(**{**SLOW, "num_gpu_blocks": 16}) as (second,),
         behind_proxy(first) as (link, gateway, admin),
     ):
         handles = [await gateway.submit(p, max_tokens=60) for p in PROMPTS]

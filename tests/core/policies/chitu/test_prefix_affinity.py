@@ -1,6 +1,9 @@
 """Newcomers go to the rank that knows how their prompt begins, as long as that is not too busy (R188, R190)."""
 
 import random
+from collections.abc import Callable
+
+import pytest
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import CoreEvent, Reason
@@ -93,10 +96,11 @@ def test_a_full_rank_is_not_waited_for() -> None:
     assert one_by_one(tasks, {"a": text(1, 4), "b": text(1, 4, own=1)}, max_tokens=30) == [0, 1]
 
 
-def test_no_task_starves_and_nothing_leaks() -> None:
+@pytest.mark.parametrize("num_lives", [4, pytest.param(40, marks=pytest.mark.long)])
+def test_no_task_starves_and_nothing_leaks(num_lives: int, record_property: Callable[[str, object], None]) -> None:
     """R188, R190, R200: random arrivals on few topics, scarce blocks: all end with all tokens at one owner, all ranks work, all
     blocks come back, and prefixes are found."""
-    for seed in range(12):
+    for seed in range(num_lives):
         rng = random.Random(seed)
         tasks = Ranks(3, num_blocks=40, max_reqs=12, dp_prefix_affinity=rng.choice([0, 1, 4, 100]))
         left = 60
@@ -118,3 +122,4 @@ def test_no_task_starves_and_nothing_leaks() -> None:
         assert tasks.core.pool_report().gpu.free == 120
         lookups, hits = tasks.core.state.cache.hits
         assert hits > lookups / 4, (seed, hits, lookups)
+    record_property("size", f"ranks with prefix affinity: {num_lives} lives of 60 tasks")

@@ -22,7 +22,7 @@ from tests.support.core.recorded_lives import recorded
 from tests.support.services.harness import Stack, run_async, stack
 
 PROMPT = [101 + 7 * i for i in range(24)]
-SLOW = {"time_scale": 1.0, "step_base_s": 0.002}
+SLOW = {"time_scale": 1.0, "step_base_s": 0.002, "num_gpu_blocks": 512}
 
 
 async def _serve(s: Stack, count: int = 6, max_tokens: int = 20) -> None:
