@@ -5,7 +5,6 @@ its.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from quire_tools.replay.what_if import WhatIf, one_life, what_if
 from quire_tools.simulation.cost_model import GPU
 from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.history import SimulationHistory
-from quire_tools.simulation.link import Link, Scheduling, SimulatedAnswer
+from quire_tools.simulation.link import Link
 from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.observe.recording.file_format import Recording, RecordingWriter
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
@@ -62,24 +61,10 @@ class _Line:
         """Seconds of virtual time."""
         return self._events.now
 
-    def __call__(self, events: EventQueue, scheduling: Scheduling, *parts: Any, **more: Any) -> Link:
+    def __call__(self, events: EventQueue, *parts: Any, **more: Any) -> Link:
         """See `Simulation`: `connect`."""
         self._events = events
-        return Link(events, _Measured(scheduling), *parts, **more)
-
-
-class _Measured:
-    """Adds the worker's duration to results, as real workers report it."""
-
-    def __init__(self, scheduling: Scheduling) -> None:
-        self._scheduling = scheduling
-        self.on_new_epoch = scheduling.on_new_epoch
-        self.on_resumed = scheduling.on_resumed
-
-    def on_answer(self, answer: SimulatedAnswer) -> None:
-        """See `link.Scheduling`."""
-        result = replace(answer.result, duration_s=answer.duration_s)
-        self._scheduling.on_answer(replace(answer, result=result))
+        return Link(events, *parts, **more)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

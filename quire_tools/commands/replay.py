@@ -14,6 +14,7 @@ from quire.cli.groups import new_app
 from quire.cli.options import common as o
 from quire_tools.replay import report as reports
 from quire_tools.replay.memory_course import MemoryCourse
+from quire_tools.replay.request_steps import RequestStepsObserver
 from quire_tools.replay.what_if import WhatIf, one_life, what_if
 from scheduler_svc.observe.recording import changes
 from scheduler_svc.observe.recording.changes import Change
@@ -95,15 +96,16 @@ def _check(wanted: list[Change], policy: str | None, *, memory: bool, plot: Path
 
 def _replay(recording: Recording, start: int, *, memory: bool, as_json: bool) -> None:
     course = MemoryCourse(recording.num_steps // _NUM_MEMORY_POINTS) if memory else None
-    replayer = Replayer(course)
+    seen = RequestStepsObserver()
+    replayer = Replayer(seen, *([] if course is None else [course]))
     with _busy("replaying"):
         replayer.run(recording.segments(start))
     report = replayer.report
     if as_json:
-        values = reports.replay_json(report)
+        values = reports.replay_json(report, seen.requests)
         typer.echo(json.dumps(values if course is None else {**values, "memory": reports.memory_json(course.points)}))
     else:
-        typer.echo(reports.replay_text(report, recording.num_segments - start))
+        typer.echo(reports.replay_text(report, seen.requests, recording.num_segments - start))
         if course is not None:
             Console().print(reports.memory_table(course.points))
     if not report.identical:

@@ -2,19 +2,19 @@
 
 import asyncio
 import bisect
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 
-from gateway_svc.lab.source import RECORDING, About, LabEpisode, Step, Tell, Why
+from gateway_svc.lab.source import RECORDING, About, LabEpisode, LabSnapshot, Step, Tell, Why
 from gateway_svc.lab.tables import TableChanges, Tables
-from quire_tools.lab import moments
 from quire_tools.lab.recording_index import RecordingIndex, ReplayStart
-from quire_tools.lab.running import RunningReplay
-from scheduler_svc.core.plan import StepPlan
+from quire_tools.lab.running import RunningReplay, lab_step
 from scheduler_svc.observe import timelines
 from scheduler_svc.observe.recording.events import Event
 from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.step_record import StepRecord
 from svc_common.errors import ConfigError, NotFound
 from svc_common.version import VERSION
 
@@ -67,11 +67,13 @@ class RecordedLabSource:
 
 
 class _SteppedReplay(RunningReplay):
-    """A replay from the segment of `start`, kept for further reads. Owns the steps that it saw from `since` on."""
+    """A replay from the segment of `start`, kept for further reads. Owns the steps that it saw from `since` on, with the
+    snapshot and the block tables right after their plans.
+    """
 
     def __init__(self, recording: Recording, start: ReplayStart, since: int) -> None:
         super().__init__(start.reasons.copy())
-        self._steps: dict[int, tuple[Step, Tables]] = {}
+        self._steps: dict[int, tuple[StepRecord, LabSnapshot, Tables]] = {}
         self._since = self._next = since
         self._rest: Iterator[Event] = self.replayer.run(recording.segments(start.segment), until_step=since)
 
@@ -81,18 +83,24 @@ class _SteppedReplay(RunningReplay):
 
     def read(self, since: int, limit: int) -> list[Step]:
         """Up to `limit` steps from `since` on, oldest first; the first has complete tables."""
-        while self._num_done(since) < limit and (event := next(self._rest, None)) is not None:
+        while self._num_done(since) < limit:
+            if (event := next(self._rest, None)) is None:
+                self.replayer.close()
+                break
             self.replayer.go_on(iter((event,)))
         wanted = sorted(step for step in self._steps if step >= since)[:limit]
         changes = TableChanges()
-        found = [replace(step, tables=changes.to(tables)) for step, tables in map(self._steps.__getitem__, wanted)]
+        found = [
+            replace(lab_step(record), tables=changes.to(tables), snapshot=snapshot)
+            for record, snapshot, tables in map(self._steps.__getitem__, wanted)
+        ]
         self._next = max(self._next, wanted[-1] + 1) if wanted else self._next
         self._drop_old()
         return found
 
     def _num_done(self, since: int) -> int:
-        first_open = min(self.in_flight, default=None)
-        return sum(step >= since and (first_open is None or step < first_open) for step in self._steps)
+        kept = (record for record, _, _ in self._steps.values() if record.step >= since)
+        return sum(1 for _ in itertools.takewhile(attrgetter("is_closed"), kept))
 
     def _drop_old(self) -> None:
         for step in sorted(self._steps)[:-_MOST_KEPT]:
@@ -101,24 +109,11 @@ class _SteppedReplay(RunningReplay):
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: StepPlan, at: float) -> None:
-        """See `Watcher`; of steps before `since` only the reasons are kept."""
-        if plan.step < self._since:
-            self.reasons.observe(plan)
-        else:
-            super().planned(plan, at)
-
-    def opened(self, step: Step) -> Step:
-        """Keep the step with its snapshot and tables."""
-        assert self.core is not None
-        step = replace(step, snapshot=moments.snapshot(step.step, self.core, self.reasons))
-        self._steps[step.step] = step, self.core.block_tables()
-        return step
-
-    def done(self, step: Step) -> None:
-        """Put the completed step in the place of the open one."""
-        if step.step in self._steps:
-            self._steps[step.step] = step, self._steps[step.step][1]
+    def on_announced(self, record: StepRecord) -> None:
+        """Keep the step, unless it is before `since`."""
+        if record.step >= self._since:
+            assert self.core is not None
+            self._steps[record.step] = record, self.snapshot(record.step), self.core.block_tables()
 
 
 def _check(recording: Recording, index: RecordingIndex) -> None:

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 from gateway_svc.lab.source import Overview
 from quire_tools.reasons_now import ReasonsNow
-from quire_tools.replay.quiet_watcher import QuietWatcher
-from scheduler_svc.core.plan import StepOutcome, StepPlan
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import Failed, Returned
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
+from scheduler_svc.observe.run_observer import RunObserver
+from scheduler_svc.observe.step_record import StepOrigin, StepRecord
 from scheduler_svc.observe.timelines import Timelines
 
-_MS_PER_S = 1e3
+_NS_PER_MS = 1e6
 _ALL = 2**62
 
 
@@ -27,8 +26,8 @@ class ReplayStart:
     reasons: ReasonsNow
 
 
-class RecordingIndex(QuietWatcher):
-    """A `Watcher` of the replay of a whole recording. `report`: whether every decision was as recorded."""
+class RecordingIndex(RunObserver):
+    """Observer of the replay of a whole recording. `report`: whether every decision was as recorded."""
 
     def __init__(self, recording: Recording) -> None:
         self.overview = Overview()
@@ -41,6 +40,7 @@ class RecordingIndex(QuietWatcher):
     def _live(self, recording: Recording) -> ReplayReport:
         replayer = Replayer(self)
         replayer.run(self._noted(recording.segments()))
+        replayer.close()
         return replayer.report
 
     def _noted(self, segments: Iterator[RecordingSegment]) -> Iterator[RecordingSegment]:
@@ -50,12 +50,8 @@ class RecordingIndex(QuietWatcher):
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def began(self, core: Scheduler) -> None:
-        """See `Watcher`."""
-        self._place.clear()
-
-    def planned(self, plan: StepPlan, at: float) -> None:
-        """See `Watcher`."""
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
+        """Append the step."""
         self.timelines.observe(plan.events)
         self._reasons.observe(plan)
         if plan.is_empty:
@@ -64,8 +60,8 @@ class RecordingIndex(QuietWatcher):
         self._place[plan.step] = len(columns.step)
         columns.step.append(plan.step)
         columns.lane.append(plan.lane)
-        columns.at_ms.append(at * _MS_PER_S)
-        columns.finished_ms.append(at * _MS_PER_S)
+        columns.at_ms.append(origin.planned_ns / _NS_PER_MS)
+        columns.finished_ms.append(0.0)
         columns.duration_ms.append(0.0)
         prefill = sum(entry.num_tokens for entry in plan.entries if entry.is_prefill)
         columns.prefill_tokens.append(prefill)
@@ -73,10 +69,8 @@ class RecordingIndex(QuietWatcher):
         columns.num_moved.append(len(plan.swap_in) + len(plan.swap_out) + len(plan.copy))
         columns.num_preempted.append(len(plan.preempted))
 
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """See `Watcher`."""
-        result = event.result if isinstance(event, Returned) else None
-        place = self._place.pop(event.step if isinstance(event, Failed) else event.result.step, None)
-        if place is not None:
-            self.overview.finished_ms[place] = event.at * _MS_PER_S
-            self.overview.duration_ms[place] = result.duration_s * _MS_PER_S if result else 0.0
+    def on_end(self, record: StepRecord) -> None:
+        """Add when it ended, and its duration."""
+        place = self._place.pop(record.step)
+        self.overview.finished_ms[place] = record.closed_ns / _NS_PER_MS
+        self.overview.duration_ms[place] = record.duration_ns / _NS_PER_MS

@@ -1,17 +1,19 @@
 """Observations from a replay, for what-if: arrivals and ends of requests, their tokens, and step durations."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from quire_tools.simulation.cost_model import StepShape
 from quire_tools.simulation.history import SimulationHistory
-from quire_tools.simulation.link import SimulatedAnswer
-from quire_tools.simulation.record import Recorder
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
+from quire_tools.simulation.history_observer import HistoryObserver
+from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
+from scheduler_svc.observe.run_observer import EndCause, RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.worker_values import WorkerResult
+from svc_common.errors import QuireError
 
 _NATURAL_ENDS = ("stop", "length", "ignored")
 
@@ -38,9 +40,9 @@ class _PlanInFlight:
 
 
 @dataclass(slots=True)
-class Observed:
-    """A `Watcher` that collects everything. `samples`: (shape, seconds at the worker); if that is unknown,
-    seconds from planning, or from the end of the lane's previous step, to the result.
+class Observed(RunObserver):
+    """One of `observers`, which collect everything together. `samples`: (shape, seconds at the worker); if that is
+    unknown, seconds from planning, or from the end of the lane's previous step, to the result.
 
     Overlap hides the time that a loop without it loses between steps, so that is summed from parts.
     `overheads`: seconds from plan to result in which the worker neither ran the step nor had it queued;
@@ -51,18 +53,23 @@ class Observed:
     samples: list[tuple[StepShape, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     overheads: list[float] = field(default_factory=list)
-    _recorder: Recorder | None = None
-    _block_size: int = 1
+    _times: HistoryObserver = field(default_factory=HistoryObserver)
     _in_flight: dict[int, _PlanInFlight] = field(default_factory=dict)
     _free_at: dict[int, float] = field(default_factory=dict)
     _result_at: float | None = None
     _core: Scheduler | None = None
+    _clock: Callable[[], float] = float
+    _block_size: int = 1
+
+    @property
+    def observers(self) -> tuple[RunObserver, ...]:
+        """The observers to give to the replayer."""
+        return self._times, self
 
     @property
     def history(self) -> SimulationHistory:
         """Times of all requests, on the recorded clock."""
-        assert self._recorder is not None
-        return self._recorder.history
+        return self._times.history
 
     @property
     def in_flight(self) -> list[StepPlan]:
@@ -83,13 +90,11 @@ class Observed:
         """True if the request's natural length is unknown: it was cancelled, failed, or had not ended."""
         return self.history.requests[request_id].end not in _NATURAL_ENDS
 
-    # --- as a watcher ------------------------------------------------------------------------------------------------
+    # --- as an observer -----------------------------------------------------------------------------------------------
 
-    def began(self, core: Scheduler) -> None:
-        """See `Watcher`."""
-        self._core = core
-        self._block_size = core.state.limits.block_size
-        self._recorder = Recorder(core.state.requests.values(), 0.0, self._block_size)
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
+        """Begin anew with the requests of this core."""
+        self._core, self._clock, self._block_size = core, clock, core.state.limits.block_size
         self.visits = {
             request.request_id: RecordedRequest(
                 request, all(s.num_tokens == s.num_prompt_tokens for s in request.sequences)
@@ -97,58 +102,45 @@ class Observed:
             for request in core.state.requests.values()
         }
 
-    def arrived(self, request: Request, at: float) -> None:
-        """See `Watcher`."""
-        assert self._recorder is not None
-        self._recorder.arrived(at, request, is_refused=False)
-        self.visits[request.request_id] = RecordedRequest(request, is_whole=True)
+    def on_request(self, request: Request, refusal: QuireError | None) -> None:
+        """Add an accepted request."""
+        if refusal is None:
+            self.visits[request.request_id] = RecordedRequest(request, is_whole=True)
 
-    def planned(self, plan: StepPlan, at: float) -> None:
-        """See `Watcher`."""
-        assert self._recorder is not None
-        self._recorder.planned(at, plan)
-        self._recorder.ended(at, plan.ended)
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
+        """Note when it was planned, and how long after a result."""
+        at = self._clock()
         if not plan.is_empty:
             if self._result_at is not None:
                 self.gaps.append(at - self._result_at)
             self._in_flight[plan.step] = _PlanInFlight(plan, at)
         self._result_at = None
 
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """See `Watcher`."""
-        assert self._recorder is not None and self._core is not None
-        step = event.result.step if isinstance(event, Returned) else event.step
-        at = event.now if isinstance(event, Returned) and event.now is not None else event.at
-        sent = self._in_flight.pop(step, None)
-        plan = StepPlan(step, 0) if sent is None else sent.plan
+    def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
+        """Add the step's duration to the samples."""
+        assert self._core is not None
+        at, answer = self._clock(), result.result
+        sent = self._in_flight.pop(plan.step, None)
         started = at if sent is None else max(sent.planned_at, self._free_at.get(plan.lane, sent.planned_at))
         self._free_at[plan.lane] = at
-        shape = StepShape.of(plan, self._block_size)
-        error = event.why if isinstance(event, Failed) else None
-        self._recorder.answered(
-            at, SimulatedAnswer(plan, StepResult(step), error, shape, started, at - started), outcome
-        )
-        if sent is not None and isinstance(event, Returned):
-            self.samples.append((shape, event.result.duration_s or at - started))
-            if event.result.duration_s:
-                self.overheads.append(at - sent.planned_at - event.result.queued_s - event.result.duration_s)
+        if sent is not None and result.error is None:
+            shape = StepShape.of(plan, self._block_size)
+            self.samples.append((shape, answer.duration_s or at - started))
+            if answer.duration_s:
+                self.overheads.append(at - sent.planned_at - answer.queued_s - answer.duration_s)
         self._result_at = at if self._core.num_unfinished_groups else None
 
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """See `Watcher`."""
-        assert self._recorder is not None
-        self._recorder.ended(event.at, ended)
-        if isinstance(event, AbortEvent):
-            self._left(event, ended)
-        elif ended and event.name.endswith("/0"):
-            self.visits[ended[0].request_id].stop_string_at = event.num_output_tokens
-
-    def _left(self, event: AbortEvent, ended: Iterable[EndedSequence]) -> None:
+    def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
+        """Note when a client cancelled, and where a stop string was found in a first sequence."""
         for sequence in ended:
-            self.visits[sequence.request_id].left_at = event.at
+            visit = self.visits[sequence.request_id]
+            if cause == "abort":
+                visit.left_at = self._clock()
+            elif sequence.name.endswith("/0"):
+                visit.stop_string_at = sequence.num_output_tokens
 
-    def lost_worker(self, lane: int | None) -> None:
-        """See `Watcher`."""
+    def on_worker_lost(self, lane: int | None) -> None:
+        """Forget the plans in flight."""
         gone = [step for step, sent in self._in_flight.items() if lane is None or sent.plan.lane == lane]
         for step in gone:
             del self._in_flight[step]

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 from quire_tools.replay.memory_course import MemoryPoint
+from quire_tools.replay.request_steps import RequestSteps
 from quire_tools.replay.what_if import WhatIf
 from quire_tools.simulation.history import Figures
 from scheduler_svc.observe.recording.difference import Difference
@@ -28,13 +29,13 @@ _ROWS: tuple[tuple[str, str, float, str], ...] = (
 )
 
 
-def replay_json(report: ReplayReport) -> dict[str, Any]:
+def replay_json(report: ReplayReport, requests: dict[str, RequestSteps]) -> dict[str, Any]:
     """JSON values of a plain replay."""
     return {
         "identical": report.identical,
         "steps": report.steps,
         "first_difference": _difference_json(report.first_difference),
-        "requests": {name: steps.as_json() for name, steps in report.history.requests.items()},
+        "requests": {name: steps.as_json() for name, steps in requests.items()},
     }
 
 
@@ -95,16 +96,16 @@ def _figures_json(figures: Figures) -> dict[str, float | None]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-def replay_text(report: ReplayReport, num_segments: int) -> str:
+def replay_text(report: ReplayReport, requests: dict[str, RequestSteps], num_segments: int) -> str:
     """Result of a plain replay as text."""
     if report.first_difference is None:
         ends: dict[str, int] = {}
-        for steps in report.history.requests.values():
+        for steps in requests.values():
             ends[steps.end or "not over"] = ends.get(steps.end or "not over", 0) + 1
-        requests = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+        counts = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
         return (
             f"identical: {report.steps:,} steps in {num_segments} segments, every decision as recorded\n"
-            f"{len(report.history.requests):,} requests: {requests or 'none'}"
+            f"{len(requests):,} requests: {counts or 'none'}"
         )
     return f"DIFFERENT after {report.steps:,} steps\n{difference_text(report.first_difference)}"
 

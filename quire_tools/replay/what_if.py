@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire_tools.replay.changing_core import ChangingCore
 from quire_tools.replay.observed import Observed, RecordedRequest
 from quire_tools.replay.recorded_tokens import RecordedTokens
-from quire_tools.replay.watched_core import WatchedCore
+from quire_tools.replay.request_steps import RequestSteps, RequestStepsObserver
 from quire_tools.simulation import history as simulated
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel, Fit
@@ -23,7 +24,6 @@ from scheduler_svc.core.spec.policy_spec import PolicySpec, knob_names
 from scheduler_svc.observe.recording import changes
 from scheduler_svc.observe.recording.changes import Change
 from scheduler_svc.observe.recording.events import Added, Event, PlanEvent
-from scheduler_svc.observe.recording.history import RequestSteps
 from scheduler_svc.observe.recording.replay import Replayer, ReplayReport
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.policy.assembly import choose
@@ -58,7 +58,7 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
     so that no model can be fitted.
     """
     life = Observed()
-    whole = Replayer(life)
+    whole = Replayer(*life.observers)
     whole.run(segments)
     life.close()
     _check_identical(whole.report)
@@ -68,7 +68,7 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
     tokens = RecordedTokens(life)
     _bound(start.core.state.requests.values(), tokens)
     run = Simulation(
-        WatchedCore(start.core, start.later, start.history, fit.model.costs),  # type: ignore[arg-type]
+        ChangingCore(start.core, start.later, fit.model.costs),  # type: ignore[arg-type]
         _arrivals(start.rest, life.visits, tokens),
         tokens,
         fit.model,
@@ -76,6 +76,7 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
         in_flight=start.in_flight,
         worker_per_lane=start.core.has_worker_per_lane,
         max_in_flight=segments[0].about.get("max_under_way"),
+        observers=[start.request_steps],
     ).run()
     predicted = _joined(start.past, run)
     came = [name for name, visit in life.visits.items() if visit.is_whole]
@@ -85,10 +86,10 @@ def what_if(segments: Sequence[RecordingSegment], policy: str | None, wanted: Se
         fit=fit,
         num_requests=len(came),
         num_censored=len(tokens.censored),
-        num_refused=sum(r.end == "refused" for r in predicted.requests.values()),
+        num_refused=sum(r.end == "refused" for r in run.requests.values()),
         recorded=_only(life.history, came),
         predicted=_only(predicted, came),
-        requests=start.history.requests,
+        requests=start.request_steps.requests,
     )
 
 
@@ -127,8 +128,8 @@ class _Start:
         first = segments[0].first_step
         steps = [first if change.step is None or policy is not None else change.step for change in wanted]
         self.from_step = max(first, min([first] if policy is not None else steps, default=first))
-        observed = Observed()
-        replayer = Replayer(observed)
+        observed, self.request_steps = Observed(), RequestStepsObserver()
+        replayer = Replayer(*observed.observers, self.request_steps)
         rest = list(replayer.run(segments, until_step=self.from_step))
         planned = next((event for event in rest if isinstance(event, PlanEvent)), None)
         if replayer.core is None or planned is None:
@@ -140,7 +141,6 @@ class _Start:
         self.now = planned.at
         self.rest: list[Event] = rest
         self.past = observed.history
-        self.history = replayer.report.history
         self.in_flight = observed.in_flight
         at_once = _merged(change.values for change in wanted if change.step is None or change.step <= self.from_step)
         self.later = [change for change in wanted if change.step is not None and change.step > self.from_step]

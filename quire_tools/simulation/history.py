@@ -5,9 +5,16 @@ from dataclasses import dataclass, field
 from math import nan
 
 from quire_tools.simulation.cost_model import StepShape
-from scheduler_svc.core.plan import StepPlan
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.plan import EndedSequence, StepPlan
+from scheduler_svc.core.request import Request, SequenceStatus
 from svc_common.percentiles import percentiles
+
+_ENDS = {
+    SequenceStatus.FINISHED_STOPPED: "stop",
+    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
+    SequenceStatus.FINISHED_ABORTED: "abort",
+    SequenceStatus.FINISHED_IGNORED: "ignored",
+}
 
 
 @dataclass(slots=True)
@@ -52,13 +59,18 @@ class RequestHistory:
         return self.end in ("stop", "length")
 
 
+def end_of(ended: EndedSequence) -> str:
+    """How the sequence ended, in the words of `RequestHistory.end`."""
+    failed = ended.error is not None and ended.status is SequenceStatus.FINISHED_ABORTED
+    return "failed" if failed else _ENDS[ended.status]
+
+
 @dataclass(slots=True)
 class StepColumns:
-    """One value per step with work, in order of completion; `started_s` and `duration_s` at the worker."""
+    """One value per step with work, in order of completion; `duration_s` at the worker."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     lane: "array[int]" = field(default_factory=lambda: array("q"))
-    started_s: "array[float]" = field(default_factory=lambda: array("d"))
     duration_s: "array[float]" = field(default_factory=lambda: array("d"))
     num_prefill_tokens: "array[int]" = field(default_factory=lambda: array("q"))
     num_decode_seqs: "array[int]" = field(default_factory=lambda: array("q"))
@@ -71,11 +83,10 @@ class StepColumns:
     def __len__(self) -> int:
         return len(self.step)
 
-    def add(self, plan: StepPlan, shape: StepShape, started_s: float, duration_s: float) -> None:
+    def add(self, plan: StepPlan, shape: StepShape, duration_s: float) -> None:
         """Append a completed step."""
         self.step.append(plan.step)
         self.lane.append(plan.lane)
-        self.started_s.append(started_s)
         self.duration_s.append(duration_s)
         self.num_prefill_tokens.append(shape.num_prefill_tokens)
         self.num_decode_seqs.append(shape.num_decode_seqs)

@@ -24,14 +24,11 @@ _SPARE_RESULTS = 2
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAnswer:
-    """A result as the scheduler gets it. `error`: the whole step failed. `started_s`, `duration_s`: the step at the worker."""
+    """A result as the scheduler gets it, with the duration at the worker. `error`: the whole step failed."""
 
     plan: StepPlan
     result: StepResult
     error: str | None
-    shape: StepShape
-    started_s: float
-    duration_s: float
 
 
 class Scheduling(Protocol):
@@ -164,22 +161,22 @@ class Link:
         start, shape = max(self._events.now, process.lanes.get(plan.lane, 0.0)), StepShape.of(plan, self._block_size)
         duration_s = 0.0 if plan.is_empty else self._duration_s(shape, start)
         process.lanes[plan.lane] = start + duration_s
-        self._events.at(start, partial(self._run, process, step_id, plan, shape, duration_s))
+        self._events.at(start, partial(self._run, process, step_id, plan, duration_s))
 
     def _duration_s(self, shape: StepShape, start: float) -> float:
         noise = self._rng.lognormvariate(0.0, self._cost.noise) if self._cost.noise else 1.0
         return self._cost.step_s(shape) * noise * self._faults.slowness(start)
 
-    def _run(self, process: _Process, step_id: int, plan: StepPlan, shape: StepShape, duration_s: float) -> None:
+    def _run(self, process: _Process, step_id: int, plan: StepPlan, duration_s: float) -> None:
         if process is not self._process:
             return
         fails = bool(plan.num_scheduled) and self._happens(self._faults.step_failure)
         result = self._worker_of(plan).run(plan, fails=fails)
         if not fails and self._happens(self._faults.row_failure):
             result = self._fail_a_row(plan, result)
-        start = self._events.now
-        answer = SimulatedAnswer(plan, result, "the step failed" if fails else None, shape, start, duration_s)
-        self._events.at(start + duration_s, partial(self._done, process, step_id, answer))
+        result = replace(result, duration_s=duration_s)
+        answer = SimulatedAnswer(plan, result, "the step failed" if fails else None)
+        self._events.at(self._events.now + duration_s, partial(self._done, process, step_id, answer))
 
     def _fail_a_row(self, plan: StepPlan, result: StepResult) -> StepResult:
         if not plan.scheduled:

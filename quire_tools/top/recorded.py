@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from block_manager.pool import PoolCounts
-from gateway_svc.lab.source import Step
-from quire_tools.lab import moments
-from quire_tools.lab.running import RunningReplay
+from quire_tools.lab.running import RunningReplay, lab_step
 from quire_tools.top.numbers import PoolNumbers, Prefixes, TopNumbers, row_of, waits_of
 from quire_tools.top.states import TopState
 from quire_tools.top.steps import StepWindow
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.events import Event
 from scheduler_svc.observe.recording.file_format import Recording
+from scheduler_svc.observe.step_record import StepRecord
 
 _NS_PER_S, _MS_PER_S = 1_000_000_000, 1e3
 
@@ -79,16 +78,16 @@ class _TopReplay(RunningReplay):
         super().__init__()
         self._window = StepWindow()
 
-    def done(self, step: Step) -> None:
+    def on_end(self, record: StepRecord) -> None:
         """Add the step to the window."""
-        self._window.add(step)
+        self._window.add(lab_step(record))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def numbers(self, core: Scheduler, at_s: float) -> TopNumbers:
         """The numbers at recorded time `at_s`."""
         at_ns = int(at_s * _NS_PER_S)
-        requests = [moments.listed(request, self.reasons) for request in core.state.requests.values()]
+        requests = self.requests()
         rows = tuple(row_of(request, at_s * _MS_PER_S) for request in requests)
         counts = Counter((row.queue, row.reason) for row in rows)
         figures = self._window.figures(at_ns)

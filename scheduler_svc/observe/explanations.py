@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Numbers, Reason
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode, note_heads, now_of
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.listener import RequestListener
@@ -50,7 +50,7 @@ class Explanations(StepObserver, RequestListener):
         self._note_readiness()
         readiness.listen(self._note_readiness)
 
-    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Keep a plan's events, and the latest event of each live request."""
         if plan.events:
             self._timelines.observe(plan.events)

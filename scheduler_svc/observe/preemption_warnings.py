@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin
 from svc_common.observability.log_context import LogContext
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ class PreemptionWarnings(StepObserver):
     def __init__(self, log_extra: Callable[[str], dict[str, LogContext]]) -> None:
         self._log_extra = log_extra
 
-    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Log the plan's preemptions that are due."""
         if not plan.preempted:
             return

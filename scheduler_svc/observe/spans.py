@@ -16,7 +16,7 @@ from scheduler_svc.core.reasons import WAITING_QUEUES, CoreEvent, Reason
 from scheduler_svc.observe.head_of_line import QueueHeads
 from scheduler_svc.observe.request_trace import PlanMoment, RequestTrace, Value, WaitingSample
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import BETWEEN_PLANS, behind
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common.clock import NS_PER_S, monotonic_ns, unix_ns
@@ -75,10 +75,9 @@ class RequestSpans(StepObserver):
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
         if self._traces:
-            origin = record.origin
             at_ns = unix_ns(origin.planned_ns)
             self._moment = PlanMoment(plan.step, at_ns, origin.step_id, origin.epoch, origin.worker, origin.worker_id)
             self._take_plan(plan, self._moment)

@@ -21,49 +21,55 @@ WORKER_LOST, ROWS_NOT_FINITE = "WORKER_LOST", "NOT_FINITE"
 class StepNotifier:
     """Owner of the open records. `policy`: name of the policy that makes the plans.
 
-    `freezer`: shared with a recorder, so that a plan is frozen once. Without observers, nothing is recorded.
+    `freezer`: shared with a recorder, so that a plan is frozen once. `clock_ns`: time of results, on the clock
+    of `StepOrigin`. `is_strict`: an observer's error is raised, not logged.
     """
 
     def __init__(
-        self, observers: Sequence[StepObserver], *, policy: str = "", freezer: PlanFreezer | None = None
+        self,
+        observers: Sequence[StepObserver],
+        *,
+        policy: str = "",
+        freezer: PlanFreezer | None = None,
+        clock_ns: Callable[[], int] = monotonic_ns,
+        is_strict: bool = False,
     ) -> None:
         self.policy = policy
         self._freezer = freezer or PlanFreezer()
-        self._is_on = bool(observers)
+        self._clock_ns = clock_ns
+        self._is_strict = is_strict
         self._on_plan = _overridden(observers, "on_plan")
         self._on_announced = _overridden(observers, "on_announced")
         self._on_result = _overridden(observers, "on_result")
         self._on_end = _overridden(observers, "on_end")
+        self._makes_records = bool(self._on_announced or self._on_end)
         self._open: dict[int, StepRecord] = {}
         self._left: list[str] = []
         self._last_sampled = NO_TOKENS
 
     def planned(self, plan: StepPlan, origin: StepOrigin, whole: Tables | None = None) -> None:
-        """Open a record. `whole`: the current block tables, required if the plan moves blocks."""
-        if not self._is_on:
-            return
-        frozen = self._freezer.of(plan)
-        left = [*self._left, *plan.left] if self._left else frozen.left
-        record = StepRecord(frozen, origin, self.policy, left, whole)
-        if plan.is_empty:
+        """Open a record if the plan has work. `whole`: the current block tables, required if it moves blocks."""
+        if self._makes_records and plan.is_empty:
             self._left.extend(plan.left)
-        else:
+        elif self._makes_records:
+            frozen = self._freezer.of(plan)
+            left = [*self._left, *plan.left] if self._left else frozen.left
+            self._open[plan.step] = StepRecord(frozen, origin, self.policy, left, whole)
             self._left = []
-            self._open[plan.step] = record
-        _notify(self._on_plan, plan, record)
+        self._notify(self._on_plan, plan, origin)
 
     def announced(self, plan: StepPlan) -> None:
         """Note that the requests of the plan are updated."""
         record = self._open.get(plan.step)
         if record is not None:
-            _notify(self._on_announced, record)
+            self._notify(self._on_announced, record)
 
     def returned(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
         """Close a step with its result, which the core has processed."""
+        self._notify(self._on_result, plan, result, outcome)
         record = self._open.get(plan.step)
         if record is None:
             return
-        _notify(self._on_result, plan, result, outcome)
         record.sampled = self._sampled(result, outcome)
         record.computed_tokens = result.num_computed_tokens
         record.duration_ns, record.timings = result.duration_ns, result.timings
@@ -83,12 +89,21 @@ class StepNotifier:
 
     def _close(self, record: StepRecord, error: str) -> None:
         """Close a record. Steps end in step order, although the workers of several ranks answer in any order."""
-        record.error, record.is_closed, record.closed_ns = error, True, monotonic_ns()
+        record.error, record.is_closed, record.closed_ns = error, True, self._clock_ns()
         for step, oldest in list(self._open.items()):
             if not oldest.is_closed:
                 break
             del self._open[step]
-            _notify(self._on_end, oldest)
+            self._notify(self._on_end, oldest)
+
+    def _notify(self, methods: list[Callable[..., None]], *args: Any) -> None:
+        for method in methods:
+            try:
+                method(*args)
+            except Exception:
+                if self._is_strict:
+                    raise
+                log.exception("%s failed; the step goes on", getattr(method, "__qualname__", method))
 
     def _sampled(self, result: WorkerResult, outcome: StepOutcome) -> SampledColumns:
         """The sampled tokens; the counts per sequence are shared with the previous step if they are equal."""
@@ -104,14 +119,6 @@ def _overridden(observers: Sequence[StepObserver], name: str) -> list[Callable[.
     """The observers' methods of that name, without those that do nothing."""
     nothing = getattr(StepObserver, name)
     return [getattr(o, name) for o in observers if getattr(type(o), name) is not nothing]
-
-
-def _notify(methods: list[Callable[..., None]], *args: Any) -> None:
-    for method in methods:
-        try:
-            method(*args)
-        except Exception:
-            log.exception("%s failed; the step goes on", getattr(method, "__qualname__", method))
 
 
 def _tokens(result: StepResult, outcome: StepOutcome) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ whole.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protos.inference.v1 import admin_pb2
@@ -22,7 +22,8 @@ NO_TOKENS = SampledColumns((), b"", b"")
 
 @dataclass(frozen=True, slots=True)
 class StepOrigin:
-    """How a plan was made, and where it is sent. Planning started at `planned_ns` (monotonic) and took `schedule_ns`.
+    """How a plan was made, and where it is sent. Planning started at `planned_ns` (monotonic; in a replay or simulation
+    on its clock) and took `schedule_ns`.
 
     `worker`: number of the lane to the worker that runs it; `worker_id`: its boot id; `step_id`: the worker's
     number of the step within `epoch`. `rank`: the dp rank that owns the blocks, if each has its own.
@@ -39,7 +40,7 @@ class StepOrigin:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step. The result arrived at `closed_ns` (monotonic); until then it is open.
+    """One step. The result arrived at `closed_ns` (clock of `origin`); until then it is open.
 
     `left`: sequences that the worker forgets before the step. `whole`: all block tables, if blocks moved.
     `failure`: empty if all succeeded; `WORKER_LOST` (details in `why`); `NOT_FINITE` if only some sequences
@@ -86,8 +87,13 @@ class StepRecord:
         for name, blocks in self.plan.new_blocks():
             tables.setdefault(name, []).extend(_names_of(blocks, self.origin.rank))
 
-    def report(self, tables: Tables | None, *, state: bool = False) -> admin_pb2.StepReport:
-        """The record as a message. `tables`: block tables right after this step's schedule(), if wanted; `state`: include it."""
+    def report(
+        self, tables: Tables | None, *, state: bool = False, wall_ns: Callable[[int], int] = unix_ns
+    ) -> admin_pb2.StepReport:
+        """The record as a message. `tables`: block tables right after this step's schedule(), if wanted; `state`: include it.
+
+        `wall_ns`: converts the times of plan and result, by default from this machine's monotonic clock.
+        """
         plan = self.plan
         report = admin_pb2.StepReport(
             step=plan.step,
@@ -105,7 +111,7 @@ class StepRecord:
             computed_tokens=self.computed_tokens,
             error=self.error,
             duration_ns=self.duration_ns,
-            times=self._times(),
+            times=self._times(wall_ns),
             state=self.state if state else None,
             granted_steps=plan.num_granted_steps,
             is_repeat=plan.is_repeat,
@@ -115,12 +121,12 @@ class StepRecord:
             report.tables.extend(admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in tables.items())
         return report
 
-    def _times(self) -> admin_pb2.StepTimes:
+    def _times(self, wall_ns: Callable[[int], int]) -> admin_pb2.StepTimes:
         t = self.timings or worker_pb2.StepTimings()
         return admin_pb2.StepTimes(
-            planned_ns=unix_ns(self.origin.planned_ns),
+            planned_ns=wall_ns(self.origin.planned_ns),
             schedule_ns=self.origin.schedule_ns,
-            finished_ns=unix_ns(self.closed_ns),
+            finished_ns=wall_ns(self.closed_ns),
             started_ns=t.started_ns,
             queued_ns=t.queued_ns,
             cache_ns=t.cache_ns,

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from benchmarks.policies import __main__ as policies
 from benchmarks.policies import bars
 from quire_tools.commands import replay as replay_command
+from quire_tools.replay.request_steps import RequestStepsObserver
 from quire_tools.simulation.history import Figures
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import replay
@@ -58,11 +59,11 @@ def predicted(folder: Path) -> dict[str, Any]:
 def test_a_recorded_workload_replays_identically(folder: Path) -> None:
     """R201: every decision of the recorded workload is made again, and all its requests come to their end."""
     recording = Recording(folder / "bursts.rec")
-    report = replay(recording.segments())
+    report = replay(recording.segments(), seen := RequestStepsObserver())
     assert report.first_difference is None
     assert report.steps == recording.num_steps > 500
     assert recording.num_segments > 1
-    ends = [steps.end for steps in report.history.requests.values()]
+    ends = [steps.end for steps in seen.requests.values()]
     assert ends == ["stop"] * NUM_REQUESTS
 
 

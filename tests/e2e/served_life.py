@@ -2,25 +2,26 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
+from scheduler_svc.observe.run_observer import EndCause, RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.worker_values import WorkerResult
 from tests.support.stack.commands import quire_here, steps
 
 Step = dict[str, Any]
 
 
 @dataclass
-class Replayed:
-    """A watcher of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan.
+class Replayed(RunObserver):
+    """Of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan.
 
     `depth`: most plans in flight at a time. `left_waiting`: requests that were cancelled before anything of them was scheduled;
     `left_running`: after.
@@ -35,15 +36,10 @@ class Replayed:
     _in_flight: set[int] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
 
-    # See scheduler_svc.observe.recording.replay.Watcher.
-
-    def began(self, core: Scheduler) -> None:
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         self._core = core
 
-    def arrived(self, request: Request, at: float) -> None:
-        """Of no interest."""
-
-    def planned(self, plan: StepPlan, at: float) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         assert self._core is not None
         self.reasons.update(event.reason.name for event in plan.events)
         view = self._core.view()
@@ -54,14 +50,14 @@ class Replayed:
             self._in_flight.add(plan.step)
             self.depth = max(self.depth, len(self._in_flight))
 
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        self._in_flight.discard(event.result.step if isinstance(event, Returned) else event.step)
+    def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
+        self._in_flight.discard(plan.step)
 
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
+    def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
         for name in dict.fromkeys(end.request_id for end in ended):
             (self.left_running if name in self._started else self.left_waiting).append(name)
 
-    def lost_worker(self, lane: int | None) -> None:
+    def on_worker_lost(self, lane: int | None) -> None:
         self._in_flight.clear()
 
 
@@ -87,10 +83,10 @@ def life_of(admin: str, folder: Path) -> Life:
     """Of the scheduler behind `admin`; its recording, kept in `folder`, is replayed to the last decision (R201)."""
     path = folder / "life.rec"
     quire_here("record", "--out", str(path), "--admin", admin, check=True)
-    replayer = Replayer(watched := Replayed())
+    replayer = Replayer(replayed := Replayed())
     list(replayer.run(Recording(path).segments()))
     assert replayer.report.identical, replayer.report.first_difference
-    return Life(steps(admin, "--tables"), watched)
+    return Life(steps(admin, "--tables"), replayed)
 
 
 def request_of(name: str) -> str:

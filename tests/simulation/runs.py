@@ -69,8 +69,8 @@ def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, S
         seed=scenario.seed,
         faults=scenario.faults,
         worker_per_lane=setting.spec.phases == "ranks",
-        observer=transcript,
-        new_worker=partial(_worker, setting, tokens),
+        observers=[transcript],
+        new_worker=partial(_worker, setting, tokens, transcript.complained),
     )
     history = simulation.run()
     transcript.facts.append(what_is_left(core, history, simulation.num_rows))
@@ -91,7 +91,7 @@ def what_is_left(core: Scheduler, history: SimulationHistory, num_rows: int) -> 
 
 
 def _worker(
-    setting: Setting, tokens: TokenModel, requests: dict[str, Request], complain: Callable[[str], None]
+    setting: Setting, tokens: TokenModel, complain: Callable[[str], None], requests: dict[str, Request]
 ) -> CheckingWorker:
     spec, limits = setting.spec, setting.limits
     return CheckingWorker(

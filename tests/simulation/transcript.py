@@ -1,10 +1,15 @@
 """What clients and workers saw of a run, as plain facts in the order in which they came: all that the outside checker knows."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.run_observer import EndCause, RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.worker_values import WorkerResult
 from svc_common.errors import QuireError
 
 
@@ -108,20 +113,24 @@ Fact = Arrived | Planned | Got | Dropped | Cut | Ended | Complained | LostWorker
 
 
 @dataclass(slots=True)
-class Transcript:
-    """An `Observer` that writes everything down."""
+class Transcript(RunObserver):
+    """Writes everything down."""
 
     facts: list[Fact] = field(default_factory=list)
+    _clock: Callable[[], float] = float
 
     @property
     def digest(self) -> str:
         """The same for equal runs, and for no others."""
         return hashlib.sha256(repr(self.facts).encode()).hexdigest()[:16]
 
-    def arrived(self, now: float, request: Request, refusal: QuireError | None) -> None:
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def on_request(self, request: Request, refusal: QuireError | None) -> None:
         self.facts.append(
             Arrived(
-                now,
+                self._clock(),
                 request.request_id,
                 len(request.prompt_token_ids),
                 request.stop.max_tokens,
@@ -131,23 +140,30 @@ class Transcript:
             )
         )
 
-    def planned(self, now: float, plan: StepPlan) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         shares = tuple((e.name, e.request_id, e.num_tokens) for e in plan.scheduled)
         if shares or plan.swap_in or plan.swap_out or plan.copy:
             swaps = len(plan.swap_in), len(plan.swap_out)
-            self.facts.append(Planned(now, plan.step, plan.lane, shares, plan.num_batched_tokens, *swaps))
+            self.facts.append(Planned(self._clock(), plan.step, plan.lane, shares, plan.num_batched_tokens, *swaps))
+        self._end(plan.ended)
 
-    def answered(self, now: float, outcome: StepOutcome) -> None:
+    def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
+        now = self._clock()
         for run in outcome.runs:
             tokens = tuple(run.token_ids)
             self.facts.append(Got(now, run.name, run.request_id, run.offset, tokens, run.forked_from))
         self.facts += [Dropped(now, name) for name in outcome.dropped]
-        self.ended(now, outcome.ended)
+        self._end(outcome.ended)
 
-    def ended(self, now: float, ended: list[EndedSequence]) -> None:
+    def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
+        if cause == "stop_string":
+            self.facts += [Cut(self._clock(), e.name, e.num_output_tokens) for e in ended]
+        self._end(ended)
+
+    def _end(self, ended: list[EndedSequence]) -> None:
         self.facts += [
             Ended(
-                now,
+                self._clock(),
                 e.name,
                 e.request_id,
                 e.status.name,
@@ -159,11 +175,8 @@ class Transcript:
             for e in ended
         ]
 
-    def cut(self, now: float, name: str, num_output_tokens: int) -> None:
-        self.facts.append(Cut(now, name, num_output_tokens))
+    def complained(self, what: str) -> None:
+        self.facts.append(Complained(self._clock(), what))
 
-    def complained(self, now: float, what: str) -> None:
-        self.facts.append(Complained(now, what))
-
-    def lost_worker(self, now: float) -> None:
-        self.facts.append(LostWorker(now))
+    def on_worker_lost(self, lane: int | None) -> None:
+        self.facts.append(LostWorker(self._clock()))

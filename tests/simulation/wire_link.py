@@ -7,7 +7,7 @@ A rival scheduler may have the worker while our stream is broken: then our epoch
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from protos.worker.v1 import worker_pb2
@@ -88,7 +88,7 @@ class WireLink:
         self._process = self._boot()
         self._known_boot = self._process.boot_id
         self._sent: OrderedDict[int, tuple[StepPlan, bytes]] = OrderedDict()
-        self._spent: dict[int, tuple[float, float]] = {}
+        self._spent: dict[int, float] = {}
         self._is_open, self._is_up, self._asks_for_new = True, True, False
         self._last_read = 0
         grant = self._process.ownership.hello(Hello(OURS), events.now)
@@ -156,7 +156,7 @@ class WireLink:
         shape = StepShape.of(plan, self._block_size)
         duration_s = 0.0 if plan.is_empty else self._cost.step_s(shape) * self._faults.slowness(start)
         process.free_at = start + duration_s
-        self._spent[plan.step] = (start, duration_s)
+        self._spent[plan.step] = duration_s
         self._events.at(start, partial(self._run, process, message, start + duration_s))
 
     def _run(self, process: _Process, message: worker_pb2.SchedulerOutputs, end_s: float) -> None:
@@ -201,10 +201,8 @@ class WireLink:
             self._asks_for_new = True
             self._break()
             return
-        start, duration_s = self._spent.pop(plan.step)
-        shape = StepShape.of(plan, self._block_size)
-        why = None if error is None else error.message
-        self._scheduling.on_answer(SimulatedAnswer(plan, decoded.result, why, shape, start, duration_s))
+        result = replace(decoded.result, duration_s=self._spent.pop(plan.step))
+        self._scheduling.on_answer(SimulatedAnswer(plan, result, None if error is None else error.message))
 
     # --- faults -------------------------------------------------------------------------------------------------------
 

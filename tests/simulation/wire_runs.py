@@ -107,7 +107,7 @@ def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple
         seed=given.seed,
         faults=given.faults,
         max_in_flight=depth,
-        observer=transcript,
+        observers=[transcript],
         connect=partial(WireLink, worker, limits.max_num_seqs, _sampling, complaints.append),
     )
     history = simulation.run()

@@ -1,7 +1,7 @@
 """The stop `chitu-threshold`: Chitu's limit on blocks for prompts, halved at each eviction and restored at once."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from quire.operators.admin import AdminClient
 from quire.operators.recordings import Fetch, written
-from quire_tools.replay.quiet_watcher import QuietWatcher
 from quire_tools.tour import arrivals, pictures, step_facts
 from quire_tools.tour.pictures import Step
 from quire_tools.tour.plots import Plot, Series
@@ -23,6 +22,8 @@ from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
+from scheduler_svc.observe.run_observer import RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
 from svc_common.errors import Internal
 
 _NAMES = "ABCDEFGH"
@@ -36,17 +37,17 @@ _OPTIONS: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class _Views(QuietWatcher):
-    """A replay watcher that keeps the core's view after each plan. `by_step`: of non-empty steps."""
+class _Views(RunObserver):
+    """Keeps the core's view after each plan. `by_step`: of non-empty steps."""
 
     by_step: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     _core: Scheduler | None = None
 
-    def began(self, core: Scheduler) -> None:
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         """Use this core from now on."""
         self._core = core
 
-    def planned(self, plan: StepPlan, at: float) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Keep the core's view."""
         assert self._core is not None
         if not plan.is_empty:
@@ -64,11 +65,11 @@ def _views(admin: AdminClient) -> dict[int, Mapping[str, Any]]:
             fetch = Fetch(admin, writer, lambda progress: None)
             fetch.held()
             fetch.finish()
-        replayer = Replayer(watched := _Views())
+        replayer = Replayer(views := _Views())
         list(replayer.run(Recording(path).segments()))
     if not replayer.report.identical:
         raise Internal(f"the recording was replayed otherwise: {replayer.report.first_difference}")
-    return watched.by_step
+    return views.by_step
 
 
 @dataclass(frozen=True, slots=True)

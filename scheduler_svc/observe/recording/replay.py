@@ -1,19 +1,18 @@
 """Replay of a recording: feed every input to a core in order and compare every decision with the recorded one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from scheduler_svc.core.composition import live_change
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.plan import EndedSequence, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from scheduler_svc.observe.plan_record import PlanFreezer, PlanRecord, StepShapeColumns, endings
+from scheduler_svc.observe.plan_record import PlanFreezer, StepShapeColumns, endings
 from scheduler_svc.observe.recording import snapshot
 from scheduler_svc.observe.recording.difference import Difference, first_difference
 from scheduler_svc.observe.recording.events import (
@@ -33,10 +32,10 @@ from scheduler_svc.observe.recording.events import (
     WarmedUp,
     WorkerLost,
 )
-from scheduler_svc.observe.recording.history import ReplayHistory
 from scheduler_svc.observe.recording.inputs import token_ids
 from scheduler_svc.observe.recording.recorder import failure
 from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
+from scheduler_svc.observe.run_observer import EndCause, RunNotifier, RunObserver
 from svc_common.errors import QuireError
 
 _I32 = np.dtype("<i4")
@@ -48,7 +47,6 @@ class ReplayReport:
 
     steps: int = 0
     first_difference: Difference | None = None
-    history: ReplayHistory = field(default_factory=ReplayHistory)
 
     @property
     def identical(self) -> bool:
@@ -56,38 +54,17 @@ class ReplayReport:
         return self.first_difference is None
 
 
-class Watcher(Protocol):
-    """Observer of a replay. Times are seconds on the recorded clock."""
-
-    def began(self, core: Scheduler) -> None:
-        """The replay starts or continues with this core."""
-
-    def arrived(self, request: Request, at: float) -> None:
-        """A request was added."""
-
-    def planned(self, plan: StepPlan, at: float) -> None:
-        """A plan was made."""
-
-    def returned(self, event: "Returned | Failed", outcome: StepOutcome) -> None:
-        """A plan's result, or its failure, arrived."""
-
-    def ended(self, event: "AbortEvent | StoppedAt", ended: list[EndedSequence]) -> None:
-        """Requests ended outside of a step."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """Plans in flight have no results; `lane`: only plans for that lane."""
-
-
 class Replayer:
-    """Runs a core through recorded segments, and reports to `watcher`."""
+    """Runs a core through recorded segments, for `observers`. `now`: seconds on the recorded clock."""
 
-    def __init__(self, watcher: Watcher | None = None) -> None:
+    def __init__(self, *observers: RunObserver) -> None:
         self.core: Scheduler | None = None
         self.report = ReplayReport()
         self.now = 0.0
-        self._watcher = watcher
+        self._steps = RunNotifier(observers, lambda: self.now)
         self._freezer = PlanFreezer()
         self._shapes: dict[int, StepShapeColumns] = {}
+        self._in_flight: dict[int, StepPlan] = {}
 
     def run(self, segments: Iterable[RecordingSegment], *, until_step: int | None = None) -> Iterator[Event]:
         """Replay the segments while decisions agree. `until_step`: stop just before the `schedule` call that plans that step.
@@ -105,6 +82,10 @@ class Replayer:
             if self.report.first_difference is not None:
                 break
         return iter(())
+
+    def close(self) -> None:
+        """End the steps whose results the recording does not have; no event follows."""
+        self._steps.close()
 
     @property
     def _core(self) -> Scheduler:
@@ -126,11 +107,10 @@ class Replayer:
         if self.core is not None and segment.goes_on:
             self.core.state.fast_rows.dissolve()
             return
+        self._in_flight.clear()
         self.core = snapshot.restore(segment.snapshot)
         self._freezer = PlanFreezer()
-        self.report.history.begin(self.core)
-        if self._watcher is not None:
-            self._watcher.began(self.core)
+        self._steps.start(self.core, self._freezer)
 
     def _live(self, event: Event) -> None:
         self.now = max(self.now, event.at)
@@ -139,29 +119,22 @@ class Replayer:
     # --- by kind -----------------------------------------------------------------------------------------------------
 
     def _added(self, event: Added) -> None:
-        refused = ""
+        refusal, request = None, event.request.request()
         try:
-            request = event.request.request()
             (self._core.add_prefilled if event.prefilled else self._core.add)(request)
-            self.report.history.arrived(request)
-            if self._watcher is not None:
-                self._watcher.arrived(request, event.at)
         except QuireError as error:
-            refused = error.reason
-        self._compare("refused", event.refused, refused)
+            refusal = error
+        self._steps.requested(request, refusal)
+        self._compare("refused", event.refused, refusal.reason if refusal is not None else "")
 
     def _aborted(self, event: AbortEvent) -> None:
-        ended = self._core.abort(event.request_ids)
-        self.report.history.ended(ended, self._core.step)
-        if self._watcher is not None:
-            self._watcher.ended(event, ended)
-        self._compare("ended", event.ended, endings(ended))
+        self._ended(event, self._core.abort(event.request_ids), "abort")
 
     def _stopped_at(self, event: StoppedAt) -> None:
-        ended = self._core.stop_at(event.name, event.num_output_tokens)
-        self.report.history.ended(ended, self._core.step)
-        if self._watcher is not None:
-            self._watcher.ended(event, ended)
+        self._ended(event, self._core.stop_at(event.name, event.num_output_tokens), "stop_string")
+
+    def _ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence], cause: EndCause) -> None:
+        self._steps.ended(ended, cause)
         self._compare("ended", event.ended, endings(ended))
 
     def _planned(self, event: PlanEvent) -> None:
@@ -170,38 +143,34 @@ class Replayer:
             plans = [self._core.repeat(event.at)] if event.is_repeat else self._core.schedule(event.at)
         except Exception as error:
             failed = failure(error)
+        records = self._freezer.of_all(plans)
         for plan in plans:
-            self.report.history.planned(plan)
-            if self._watcher is not None:
-                self._watcher.planned(plan, event.at)
+            self._steps.scheduled(self._core, plan)
         self.report.steps += len(plans)
         self._compare("failed", event.failed, failed)
         self._compare("num_plans", len(event.decisions), len(plans))
-        for recorded, plan in zip(event.decisions, plans, strict=False):
-            self._compare_plan(recorded, plan)
-
-    def _compare_plan(self, recorded: PlanRecord, plan: StepPlan) -> None:
-        self._shapes[recorded.step] = recorded.shape
-        found = first_difference(recorded, self._freezer.of(plan))
-        self.report.first_difference = self.report.first_difference or found
+        for recorded, plan, record in zip(event.decisions, plans, records, strict=False):
+            self._shapes[recorded.step], self._in_flight[recorded.step] = recorded.shape, plan
+            self.report.first_difference = self.report.first_difference or first_difference(recorded, record)
 
     def _returned(self, event: Returned) -> None:
-        shape = self._shapes.pop(event.result.step, None)
-        outcome = self._core.update(event.result.result(shape.sampling if shape is not None else ()), event.now)
-        self._outcome(event, outcome, event.result.step)
-        self._compare("ended", event.ended, endings(outcome.ended), event.result.step)
-        self._compare("dropped", event.dropped, outcome.dropped, event.result.step)
+        plan, shape = self._landed(event.result.step), self._shapes.pop(event.result.step, None)
+        result = event.result.result(shape.sampling if shape is not None else ())
+        outcome = self._core.update(result, event.now)
+        self._steps.answered(plan, result, None, outcome)
+        self._compare("ended", event.ended, endings(outcome.ended), plan.step)
+        self._compare("dropped", event.dropped, outcome.dropped, plan.step)
 
     def _failed(self, event: Failed) -> None:
+        plan = self._landed(event.step)
         self._shapes.pop(event.step, None)
         outcome = self._core.fail_step(event.step, event.why)
-        self._outcome(event, outcome, event.step)
+        self._steps.answered(plan, StepResult(event.step), event.why, outcome)
         self._compare("ended", event.ended, endings(outcome.ended), event.step)
 
-    def _outcome(self, event: Returned | Failed, outcome: StepOutcome, step: int) -> None:
-        self.report.history.got(outcome, step)
-        if self._watcher is not None:
-            self._watcher.returned(event, outcome)
+    def _landed(self, step: int) -> StepPlan:
+        """The plan of the step; an empty one if it was made before the replay began."""
+        return self._in_flight.pop(step, None) or StepPlan(step, 0)
 
     def _drafted(self, event: Drafted) -> None:
         counts = np.frombuffer(event.counts, _I32)
@@ -214,8 +183,8 @@ class Replayer:
         self._core.reset_sequences_of_lost_worker(event.lane)
         if event.lane is None:
             self._shapes.clear()
-        if self._watcher is not None:
-            self._watcher.lost_worker(event.lane)
+        self._in_flight = {s: p for s, p in self._in_flight.items() if event.lane not in (None, p.lane)}
+        self._steps.lost(event.lane)
 
     def _lane_back(self, event: LaneBack) -> None:
         self._core.take_lane_back(event.lane)
@@ -265,8 +234,8 @@ def _chained(first: Event, rest: Iterator[Event]) -> Iterator[Event]:
     yield from rest
 
 
-def replay(segments: Iterable[RecordingSegment]) -> ReplayReport:
+def replay(segments: Iterable[RecordingSegment], *observers: RunObserver) -> ReplayReport:
     """Replay segments from the first one's snapshot; stops at the first difference."""
-    replayer = Replayer()
+    replayer = Replayer(*observers)
     replayer.run(segments)
     return replayer.report

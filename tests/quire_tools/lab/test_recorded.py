@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from gateway_svc.lab.app import encode
 from gateway_svc.lab.source import Step
 from quire_tools.commands import lab as command
 from quire_tools.lab.recorded import RecordedLabSource
-from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.reasons import Reason
-from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observe.recording.events import AbortEvent, Failed, Returned, StoppedAt
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import Replayer
+from scheduler_svc.observe.run_observer import RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
 from scheduler_svc.observe.timelines import Timelines
 from svc_common.errors import ConfigError, NotFound, Unavailable
 from tests.support.services.lab_recordings import client, recording
@@ -30,8 +31,8 @@ POLICIES = [
 ]
 
 
-class Course:
-    """A `Watcher` that looks at everything right after each plan."""
+class Course(RunObserver):
+    """Looks at everything right after each plan."""
 
     def __init__(self, found: Recording) -> None:
         self.tables: dict[int, dict[str, list[str]]] = {}
@@ -41,10 +42,10 @@ class Course:
         self._core: Scheduler | None = None
         Replayer(self).run(found.segments())
 
-    def began(self, core: Scheduler) -> None:
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         self._core = core
 
-    def planned(self, plan: StepPlan, at: float) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         assert self._core is not None
         self._timelines.observe(plan.events)
         if plan.is_empty:
@@ -58,18 +59,6 @@ class Course:
             for episode in self._timelines.episodes(request_id)[-1:]
             if episode.to_step is None and episode.reason is not Reason.ENDED
         }
-
-    def arrived(self, request: Request, at: float) -> None:
-        """The next plan shows it."""
-
-    def returned(self, event: Returned | Failed, outcome: StepOutcome) -> None:
-        """As above."""
-
-    def ended(self, event: AbortEvent | StoppedAt, ended: list[EndedSequence]) -> None:
-        """As above."""
-
-    def lost_worker(self, lane: int | None) -> None:
-        """As above."""
 
 
 def rebuilt(steps: list[Step]) -> dict[int, dict[str, list[str]]]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire_tools.replay.observed import Observed
+from quire_tools.replay.request_steps import RequestSteps, RequestStepsObserver
 from quire_tools.replay.what_if import one_life, what_if
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel, StepShape
@@ -63,6 +64,12 @@ def _step(core: Any, step: int) -> None:
     core.update(answer(plan), _Clock.now)
 
 
+def _request_steps(segments: list[RecordingSegment]) -> dict[str, RequestSteps]:
+    seen = RequestStepsObserver()
+    assert replay(segments, seen).identical
+    return seen.requests
+
+
 def _admitted(plans: list[StepPlan]) -> bool:
     return any(entry.request_id == "next" for plan in plans for entry in plan.scheduled)
 
@@ -83,7 +90,7 @@ def test_just_enough_admits() -> None:
         found = what_if(segments, None, [Change(step, {"num_gpu_blocks": 17 + extra})])
         assert found.from_step == step
         assert (step in found.requests["next"].admitted_steps) is (extra == 2)
-    recorded_steps = replay(segments).history.requests["next"].admitted_steps
+    recorded_steps = _request_steps(segments)["next"].admitted_steps
     assert recorded_steps
     assert recorded_steps[0] > step
 
@@ -100,7 +107,7 @@ def test_changes_hold_from_their_step_on() -> None:
 def test_without_a_change_nothing_differs() -> None:
     """R201: the value that was recorded, from any step on, makes the recorded decisions as far as they do not hang on time."""
     segments, step = _contention()
-    history = replay(segments).history.requests
+    history = _request_steps(segments)
     for at in (1, step, step + 2):
         found = what_if(segments, None, [Change(at, {"num_gpu_blocks": 17})])
         assert {n: r.admitted_steps for n, r in found.requests.items()} == {
@@ -250,7 +257,7 @@ def test_recorded_figures_are_those_of_the_run() -> None:
     buffer, alias = SegmentBuffer(200, 2**30), TokenAlias(b"key")
     was = _run("vllm-v1", 6, buffer, alias).figures()
     observed = Observed()
-    Replayer(observed).run(codec.decode(codec.encode(segment, alias)) for segment in buffer.segments())
+    Replayer(*observed.observers).run(codec.decode(codec.encode(segment, alias)) for segment in buffer.segments())
     observed.close()
     seen = observed.history.figures()
     assert (seen.num_done, seen.num_preemptions, seen.num_lost_tokens) == (
@@ -269,7 +276,7 @@ def test_which_requests_are_censored() -> None:
     segments = [codec.decode(codec.encode(segment, alias)) for segment in buffer.segments()]
     cut = segments[: len(segments) // 2]
     found = what_if(cut, "vllm-v0", [])
-    unfinished = [name for name, steps in replay(cut).history.requests.items() if steps.end is None]
+    unfinished = [name for name, steps in _request_steps(cut).items() if steps.end is None]
     assert found.num_censored == len(unfinished) > 3
     assert found.predicted.figures().num_censored == 0
     assert not found.predicted.has_stalled

@@ -19,7 +19,7 @@ class Noted(StepObserver):
         self._name = name
         self._calls = calls
 
-    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         self._calls.append(f"{self._name} plan {plan.step}")
 
     def on_announced(self, record: StepRecord) -> None:
@@ -35,7 +35,7 @@ class Noted(StepObserver):
 class Broken(StepObserver):
     """Fails at each plan."""
 
-    def on_plan(self, plan: StepPlan, record: StepRecord) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         raise ValueError("broken")
 
 

@@ -13,6 +13,7 @@ from block_manager.hashing import little_endian
 from protos.inference.v1 import admin_pb2
 from quire.cli.operators import record as record_command
 from quire_tools.commands import replay as replay_command
+from quire_tools.replay.request_steps import RequestStepsObserver
 from scheduler_svc.observe.recording.file_format import Recording, RecordingError, RecordingWriter
 from scheduler_svc.observe.recording.recorder import RecordingCore
 from scheduler_svc.observe.recording.replay import replay
@@ -64,12 +65,12 @@ async def test_a_running_scheduler_is_recorded(tmp_path: Path, policy: str) -> N
     async with stack(SLOW, policy=policy, record_segment_steps=10, enable_prefix_caching=policy == "quire") as s:
         await _serve(s)
         recording = _save(tmp_path / "a.rec", await _parts(s))
-        report = replay(recording.segments())
+        report = replay(recording.segments(), seen := RequestStepsObserver())
         assert report.first_difference is None
         assert recording.num_segments > 2
         assert recording.about["verbatim"] is False
         assert report.steps == recording.num_steps >= len(await s.admin.steps())
-        ends = {name: steps.end for name, steps in report.history.requests.items()}
+        ends = {name: steps.end for name, steps in seen.requests.items()}
         assert ends == {**{f"r{i}": "length" for i in range(6)}, "gone": "abort"}
         shown = {group.id for step in await s.admin.steps() for group in step.scheduled}
         assert shown == set(ends)

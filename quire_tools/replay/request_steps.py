@@ -1,19 +1,17 @@
 """Steps of each request in a run of a core: admissions, first token, end."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from quire_tools.simulation.history import end_of
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan
 from scheduler_svc.core.reasons import WAITING_QUEUES, Reason
-from scheduler_svc.core.request import Request, SequenceStatus
+from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
-
-_ENDS = {
-    SequenceStatus.FINISHED_STOPPED: "stop",
-    SequenceStatus.FINISHED_LENGTH_CAPPED: "length",
-    SequenceStatus.FINISHED_ABORTED: "abort",
-    SequenceStatus.FINISHED_IGNORED: "ignored",
-}
+from scheduler_svc.observe.run_observer import EndCause, RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.worker_values import WorkerResult
+from svc_common.errors import QuireError
 
 
 @dataclass(slots=True)
@@ -38,28 +36,35 @@ class RequestSteps:
         }
 
 
-class ReplayHistory:
+class RequestStepsObserver(RunObserver):
     """Steps of all requests in a run. If an id arrives again, the new request replaces the old one."""
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestSteps] = {}
         self._without_token: dict[str, None] = {}
+        self._last_step = 0
 
-    def begin(self, core: Scheduler) -> None:
-        """Start or continue the run with this core."""
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
+        """Add the core's requests that are not known or had ended."""
+        self._last_step = core.step
         for request in core.state.requests.values():
             known = self.requests.get(request.request_id)
             if known is None or known.end is not None:
-                self.arrived(request)
+                self._add(request)
 
-    def arrived(self, request: Request) -> None:
-        """Add a request."""
+    def on_request(self, request: Request, refusal: QuireError | None) -> None:
+        """Add an accepted request."""
+        if refusal is None:
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
         self.requests[request.request_id] = RequestSteps()
         if sum(s.num_output_tokens for s in request.sequences) == len(request.committed):
             self._without_token[request.request_id] = None
 
-    def planned(self, plan: StepPlan) -> None:
-        """Record a plan."""
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
+        """Record which requests it starts or ends."""
+        self._last_step = plan.step
         started: dict[tuple[str, int], None] = {}
         for event in plan.events:
             if event.reason is Reason.RUNNING:
@@ -69,28 +74,25 @@ class ReplayHistory:
         for request_id in dict.fromkeys(request_id for request_id, _ in started):
             if request_id in self.requests:
                 self.requests[request_id].admitted_steps.append(plan.step)
-        self.ended(plan.ended, plan.step)
+        self._end(plan.ended, plan.step)
 
-    def got(self, outcome: StepOutcome, step: int) -> None:
-        """Record the outcome of a step's result."""
+    def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
+        """Record first tokens and ends."""
         if self._without_token:
             for run in outcome.runs:
                 if run.request_id in self._without_token and run.token_ids:
                     del self._without_token[run.request_id]
-                    self.requests[run.request_id].first_token_step = step
-        self.ended(outcome.ended, step)
+                    self.requests[run.request_id].first_token_step = plan.step
+        self._end(outcome.ended, plan.step)
 
-    def ended(self, ended: Iterable[EndedSequence], step: int) -> None:
-        """Record sequences that ended in, or after, that step."""
+    def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
+        """Record ends after the last planned step."""
+        self._end(ended, self._last_step)
+
+    def _end(self, ended: Iterable[EndedSequence], step: int) -> None:
         for sequence in ended:
             steps = self.requests.get(sequence.request_id)
             if steps is not None and sequence.request_done:
                 self._without_token.pop(sequence.request_id, None)
                 steps.end_step = step
                 steps.end = end_of(sequence)
-
-
-def end_of(ended: EndedSequence) -> str:
-    """How the sequence ended, in the words of `RequestSteps.end`."""
-    failed = ended.error is not None and ended.status is SequenceStatus.FINISHED_ABORTED
-    return "failed" if failed else _ENDS[ended.status]

@@ -1,27 +1,33 @@
-"""Recorder of a simulation's `SimulationHistory`."""
+"""The observer that makes the `SimulationHistory` of a run."""
 
 from collections.abc import Callable, Iterable
 
-from quire_tools.simulation.cost_model import first_computed
-from quire_tools.simulation.history import RequestHistory, SimulationHistory
-from quire_tools.simulation.link import SimulatedAnswer
+from quire_tools.simulation.cost_model import StepShape, first_computed
+from quire_tools.simulation.history import RequestHistory, SimulationHistory, end_of
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
-from scheduler_svc.observe.recording.history import end_of
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.run_observer import EndCause, RunObserver
+from scheduler_svc.observe.step_record import StepOrigin
+from scheduler_svc.worker_values import WorkerResult
+from svc_common.clock import NS_PER_S
+from svc_common.errors import QuireError
 
-OnToken = Callable[[str, int], None]
 
-
-class Recorder:
+class HistoryObserver(RunObserver):
     """Owner of the history. `_reached`: how far each sequence was ever computed, to count recomputed tokens."""
 
-    def __init__(self, requests: Iterable[Request], start_s: float, block_size: int) -> None:
-        """`requests`: those already in the core."""
-        self._block_size = block_size
-        self.history = SimulationHistory(start_s=start_s)
+    def __init__(self) -> None:
+        self.history = SimulationHistory()
         self._reached: dict[str, int] = {}
-        self._watched: dict[str, tuple[int, OnToken]] = {}
-        for request in requests:
+        self._clock: Callable[[], float] = float
+        self._block_size = 1
+
+    def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
+        """Begin anew with the requests of this core."""
+        self._clock, self._block_size = clock, core.state.limits.block_size
+        self.history, self._reached = SimulationHistory(start_s=clock()), {}
+        for request in core.state.requests.values():
             self.history.requests[request.request_id] = RequestHistory(
                 request,
                 request.arrival_time,
@@ -31,22 +37,18 @@ class Recorder:
             for sequence in request.sequences:
                 self._reached[sequence.name] = sequence.num_computed_tokens
 
-    def watch_for(self, name: str, num_output_tokens: int, act: OnToken) -> None:
-        """Call `act(name, num_output_tokens)` once the sequence has that many output tokens."""
-        self._watched[name] = (num_output_tokens, act)
-
-    def arrived(self, now: float, request: Request, *, is_refused: bool) -> None:
+    def on_request(self, request: Request, refusal: QuireError | None) -> None:
         """Record an arrival."""
-        key = request.request_id
+        key, now = request.request_id, self._clock()
         record = RequestHistory(request, now)
-        if is_refused:
+        if refusal is not None:
             record.end, record.end_s = "refused", now
             key = key if key not in self.history.requests else f"{key} at {now}"
         self.history.requests[key] = record
 
-    def planned(self, now: float, plan: StepPlan) -> None:
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Record a plan."""
-        requests = self.history.requests
+        requests, now = self.history.requests, self._clock()
         for request_id, _ in plan.preempted:
             requests[request_id].num_preemptions += 1
         for request_id, num_cached in plan.lookups:
@@ -64,6 +66,7 @@ class Recorder:
                 group = members[row]
                 requests[group.request.request_id].num_computed_tokens += 1
                 reached[group.sequences[0].name] = before + 1
+        self._end(plan.ended)
 
     def _count(self, entry: ScheduledSequence, record: RequestHistory) -> None:
         """Count computed tokens, and the recomputed ones among them."""
@@ -75,10 +78,10 @@ class Recorder:
         record.num_lost_tokens += max(0, min(reached, end) - start)
         self._reached[entry.name] = max(reached, end)
 
-    def answered(self, now: float, answer: SimulatedAnswer, outcome: StepOutcome) -> None:
+    def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
         """Record a result that was applied."""
-        requests, step = self.history.requests, answer.plan.step
-        self.history.steps.add(answer.plan, answer.shape, answer.started_s, answer.duration_s)
+        requests, now = self.history.requests, self._clock()
+        self.history.steps.add(plan, StepShape.of(plan, self._block_size), result.duration_ns / NS_PER_S)
         if outcome.fast is not None:
             members = outcome.fast.members
             for row in outcome.fast.rows.tolist():
@@ -86,24 +89,17 @@ class Recorder:
         for run in outcome.entries:
             record = requests[run.request_id]
             if record.first_token_s is None:
-                record.first_token_s, record.first_token_step = now, step
+                record.first_token_s, record.first_token_step = now, plan.step
             record.token_times_s.extend([now] * len(run.token_ids))
-        if self._watched:
-            self._look(outcome)
-        self.ended(now, outcome.ended, step=step)
+        self._end(outcome.ended, step=plan.step)
 
-    def _look(self, outcome: StepOutcome) -> None:
-        for run in outcome.runs:
-            watched = self._watched.get(run.name)
-            if watched is not None and run.offset + len(run.token_ids) >= watched[0]:
-                del self._watched[run.name]
-                watched[1](run.name, watched[0])
+    def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
+        """Record ended sequences."""
+        self._end(ended, "deadline" if cause == "deadline" else None)
 
-    def ended(
-        self, now: float, ended: Iterable[EndedSequence], why: str | None = None, *, step: int | None = None
-    ) -> None:
+    def _end(self, ended: Iterable[EndedSequence], why: str | None = None, *, step: int | None = None) -> None:
         """Record ended sequences; `why` replaces "abort"."""
         for e in ended:
             record = self.history.requests[e.request_id]
             if record.end is None and e.request_done:
-                record.end, record.end_s, record.end_step = why or end_of(e), now, step
+                record.end, record.end_s, record.end_step = why or end_of(e), self._clock(), step
