@@ -70,6 +70,8 @@ class RunNotifier(StepNotifier):
 
     def scheduled(self, core: Scheduler, plan: StepPlan) -> None:
         """The core made a plan."""
+        if not self._observers:
+            return
         tables = None
         if self._makes_records and not plan.is_empty:
             self.policy = core.policy
@@ -81,6 +83,8 @@ class RunNotifier(StepNotifier):
 
     def answered(self, plan: StepPlan, result: StepResult, error: str | None, outcome: StepOutcome) -> None:
         """The core has processed a plan's result, or its failure: `error`."""
+        if not self._observers:
+            return
         answer = WorkerResult(
             step_id=0,
             result=result,
