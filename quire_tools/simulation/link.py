@@ -17,6 +17,7 @@ from quire_tools.simulation.cost_model import CostModel, StepShape
 from quire_tools.simulation.events import EventQueue
 from quire_tools.simulation.faults import Faults
 from quire_tools.simulation.virtual_worker import VirtualWorker
+from scheduler_svc.core.entries import StepGrant
 from scheduler_svc.core.plan import StepPlan, StepResult
 
 _SPARE_RESULTS = 2
@@ -24,11 +25,15 @@ _SPARE_RESULTS = 2
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAnswer:
-    """A result as the scheduler gets it, with the duration at the worker. `error`: the whole step failed."""
+    """A result as the scheduler gets it, with the duration at the worker. `error`: the whole step failed.
+
+    `continues`: the worker has begun the next granted step.
+    """
 
     plan: StepPlan
     result: StepResult
     error: str | None
+    continues: bool = False
 
 
 class Scheduling(Protocol):
@@ -64,16 +69,26 @@ class SimulatedStream(Protocol):
     def send(self, plan: StepPlan) -> None:
         """Send a plan; also one without work, which may remove rows."""
 
+    def follow(self, plan: StepPlan) -> None:
+        """Expect the result of a granted step, which the worker has begun."""
+
+    def revoke(self) -> None:
+        """Tell the worker to begin no further granted step."""
+
 
 @dataclass(slots=True)
 class _Process:
     """The worker process: plans accepted, results held (by step id), and when each lane is free.
+
+    `num_granted`: granted steps that it has not begun; a step that draws one of `stop_token_ids` is the last.
 
     `workers`: by lane, if each has its own; else one at lane 0.
     """
 
     workers: dict[int, VirtualWorker] = field(default_factory=dict)
     last_accepted: int = 0
+    num_granted: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
     held: OrderedDict[int, SimulatedAnswer] = field(default_factory=OrderedDict)
     lost: int = 0
     lanes: dict[int, float] = field(default_factory=dict)
@@ -140,7 +155,22 @@ class Link:
         self._unanswered[self._last_id] = plan
         self._transmit(self._last_id, plan)
 
+    def follow(self, plan: StepPlan) -> None:
+        """Expect the result of a granted step. It is computed now, as if from when the step before it ended."""
+        self._last_id += 1
+        self._last_planned = plan.step
+        self._unanswered[self._last_id] = plan
+        self._queue(self._process, self._last_id, plan, self._process.lanes[plan.lane])
+
+    def revoke(self) -> None:
+        """Tell the worker to begin no further granted step."""
+        self._last_down = max(self._last_down, self._events.now + self._cost.wire_s + self._jitter())
+        self._events.at(self._last_down, partial(self._revoked, self._process))
+
     # --- to the worker ------------------------------------------------------------------------------------------------
+
+    def _revoked(self, process: _Process) -> None:
+        process.num_granted = 0
 
     def _transmit(self, step_id: int, plan: StepPlan) -> None:
         self._last_down = max(self._last_down, self._events.now + self._cost.schedule_s + self._jitter())
@@ -154,20 +184,25 @@ class Link:
             self._upload(step_id, process.held[step_id])
         elif step_id == process.last_accepted + 1:
             process.last_accepted = step_id
-            self._queue(process, step_id, plan)
+            self._grant(process, plan.grant)
+            self._queue(process, step_id, plan, max(self._events.now, process.lanes.get(plan.lane, 0.0)))
 
-    def _queue(self, process: _Process, step_id: int, plan: StepPlan) -> None:
-        """Run the plan once its lane is free."""
-        start, shape = max(self._events.now, process.lanes.get(plan.lane, 0.0)), StepShape.of(plan, self._block_size)
+    def _grant(self, process: _Process, grant: StepGrant | None) -> None:
+        process.num_granted, stop_token_ids = (0, ()) if grant is None else (grant.num_steps, grant.stop_token_ids)
+        process.stop_token_ids = frozenset(stop_token_ids)
+
+    def _queue(self, process: _Process, step_id: int, plan: StepPlan, start: float) -> None:
+        """Run the plan from `start` on, when its lane is free."""
+        shape = StepShape.of(plan, self._block_size)
         duration_s = 0.0 if plan.is_empty else self._duration_s(shape, start)
         process.lanes[plan.lane] = start + duration_s
-        self._events.at(start, partial(self._run, process, step_id, plan, duration_s))
+        self._events.at(start, partial(self._run, process, step_id, plan, duration_s, start + duration_s))
 
     def _duration_s(self, shape: StepShape, start: float) -> float:
         noise = self._rng.lognormvariate(0.0, self._cost.noise) if self._cost.noise else 1.0
         return self._cost.step_s(shape) * noise * self._faults.slowness(start)
 
-    def _run(self, process: _Process, step_id: int, plan: StepPlan, duration_s: float) -> None:
+    def _run(self, process: _Process, step_id: int, plan: StepPlan, duration_s: float, end_s: float) -> None:
         if process is not self._process:
             return
         fails = bool(plan.num_scheduled) and self._happens(self._faults.step_failure)
@@ -176,7 +211,7 @@ class Link:
             result = self._fail_a_row(plan, result)
         result = replace(result, duration_s=duration_s)
         answer = SimulatedAnswer(plan, result, "the step failed" if fails else None)
-        self._events.at(self._events.now + duration_s, partial(self._done, process, step_id, answer))
+        self._events.at(end_s, partial(self._done, process, step_id, answer))
 
     def _fail_a_row(self, plan: StepPlan, result: StepResult) -> StepResult:
         if not plan.scheduled:
@@ -192,6 +227,10 @@ class Link:
     def _done(self, process: _Process, step_id: int, answer: SimulatedAnswer) -> None:
         if process is not self._process:
             return
+        if process.num_granted and _goes_on(answer, process.stop_token_ids):
+            answer = replace(answer, continues=True)
+            process.num_granted -= 1
+            process.last_accepted += 1
         process.held[step_id] = answer
         while len(process.held) > self._ring_depth:
             process.lost = max(process.lost, process.held.popitem(last=False)[0])
@@ -226,6 +265,7 @@ class Link:
     def _break(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._process.num_granted = 0
             self._events.at(self._events.now + self._faults.reconnect_s, partial(self._reconnect, self._stream))
 
     def _kill(self) -> None:
@@ -272,3 +312,12 @@ class Link:
 
     def _happens(self, chance: float) -> bool:
         return chance > 0 and self._rng.random() < chance
+
+
+def _goes_on(answer: SimulatedAnswer, stop_token_ids: frozenset[int]) -> bool:
+    """True if every row continues as before, so that the worker begins the next granted step."""
+    result = answer.result
+    if answer.error is not None or result.failed or result.mask_s:
+        return False
+    drawn = {token for tokens in result.tokens.values() for token in tokens}
+    return stop_token_ids.isdisjoint(drawn if result.column is None else drawn | set(result.column.tolist()))

@@ -131,6 +131,9 @@ class Simulation:
             return
         if not (core.has_unfinished or core.has_endings_to_tell):
             return
+        if core.has_grant and self._link.in_flight:
+            self._watch_grant()
+            return
         if self._max_in_flight is not None and len(self._link.in_flight) >= self._max_in_flight:
             return
         plans = core.schedule(self._clock)
@@ -148,6 +151,12 @@ class Simulation:
         elif not self._link.in_flight and core.has_unfinished:
             self._retry()
 
+    def _watch_grant(self) -> None:
+        """Revoke the rest of a grant if something else is to be planned."""
+        if self._core.wants_step_back:
+            self._core.revoke()
+            self._link.revoke()
+
     def _retry(self) -> None:
         """Plan again soon: nothing runs and nothing could be planned, and only the passing of time may change that."""
         self._events.at(self._events.now + BLOCKED_S, self._something_happened)
@@ -161,9 +170,15 @@ class Simulation:
         """Apply a result; see `link.Scheduling`."""
         self._is_dry = False
         self._num_fruitless = 0
+        if not answer.plan.is_empty:
+            self._apply(answer)
+        if answer.continues:
+            repeat = self._core.repeat(self._clock)
+            self._steps.scheduled(self._core, repeat)
+            self._link.follow(repeat)
+
+    def _apply(self, answer: SimulatedAnswer) -> None:
         plan = answer.plan
-        if plan.is_empty:
-            return
         if answer.error is not None:
             outcome = self._core.fail_step(plan.step, answer.error)
         else:

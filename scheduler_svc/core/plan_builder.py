@@ -133,7 +133,9 @@ class PlanBuilder:
             scheduled.append(self._freeze(entry, state))
             tickets.append(entry.sequence.group.ticket)
         events, head_numbers = state.journal.take()
-        finished, state.finished = state.finished, []
+        finished: list[str] = []
+        if not self.is_repeat:  # which is not sent
+            finished, state.finished = state.finished, []
         state.num_cumulative_preemptions += len(self.preempted)
         return StepPlan(
             step=step,

@@ -13,6 +13,7 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec
+from scheduler_svc.observe.run_observer import RunObserver
 from tests.simulation.checker import Promise, Streams, judge
 from tests.simulation.checking_worker import BlockMemory, CheckingWorker, UncountedMemory
 from tests.simulation.scenarios import Scenario, undisturbed
@@ -56,7 +57,9 @@ def counts_of(transcript: Transcript, history: SimulationHistory, violations: li
     return counts
 
 
-def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, SimulationHistory]:
+def live(
+    scenario: Scenario, arrivals: Sequence[Arrival], *observers: RunObserver, max_in_flight: int | None = None
+) -> tuple[Transcript, SimulationHistory]:
     """One run with a worker that looks at what its blocks hold."""
     setting, tokens = scenario.setting, scenario.tokens()
     core = presets.build(setting.spec, setting.limits)
@@ -69,7 +72,8 @@ def live(scenario: Scenario, arrivals: Sequence[Arrival]) -> tuple[Transcript, S
         seed=scenario.seed,
         faults=scenario.faults,
         worker_per_lane=setting.spec.phases == "ranks",
-        observers=[transcript],
+        max_in_flight=max_in_flight,
+        observers=[transcript, *observers],
         new_worker=partial(_worker, setting, tokens, transcript.complained),
     )
     history = simulation.run()

@@ -7,7 +7,7 @@ A rival scheduler may have the worker while our stream is broken: then our epoch
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from protos.worker.v1 import worker_pb2
@@ -25,6 +25,7 @@ from svc_common.errors import Aborted, FailedPrecondition, Internal, QuireError
 from svc_common.net import rpc
 from worker_svc.rows.table import RowTable, StepBatch
 from worker_svc.sampling.step_results import StepResults
+from worker_svc.shell.grants import DecodeGrants
 from worker_svc.shell.ownership import Hello, Ownership, StepVerdict
 
 Results = Ownership[bytes]
@@ -57,6 +58,7 @@ class _Process:
     boot_id: str
     ownership: Results
     engine: FragileEngine
+    grants: DecodeGrants = field(default_factory=DecodeGrants)
     free_at: float = 0.0
 
 
@@ -132,6 +134,15 @@ class WireLink:
         self._sent[self._planner.last_step_id] = (plan, data)
         self._transmit(data)
 
+    def follow(self, plan: StepPlan) -> None:
+        """Expects the result of a granted step."""
+        data = self._planner.follow(plan).SerializeToString()
+        self._sent[self._planner.last_step_id] = (plan, data)
+
+    def revoke(self) -> None:
+        """Tells the worker to begin no further granted step."""
+        self._transmit(worker_pb2.SchedulerOutputs(revocation=worker_pb2.GrantRevocation()).SerializeToString())
+
     def _transmit(self, data: bytes) -> None:
         self._last_down = max(self._last_down, self._events.now + self._cost.schedule_s + self._jitter())
         self._events.at(self._last_down, partial(self._arrived, self._connection, data))
@@ -140,26 +151,32 @@ class WireLink:
         if connection != self._connection or not self._is_open:
             return
         message, process = worker_pb2.SchedulerOutputs.FromString(data), self._process
+        if message.HasField("revocation"):
+            process.grants.revoke()
+            return
         try:
             verdict = process.ownership.accept(self._stream, message.epoch, message.step_id)
         except QuireError as error:
             self._complain(f"a step of ours was refused: {error}")
             return
         if verdict is StepVerdict.RUN:
-            self._queue(process, message)
+            if message.step_id <= process.grants.last_begun:
+                self._complain(f"step {message.step_id} was sent, and begun by a grant")
+            process.grants.receive(message)
+            self._queue(process, message, self._sent[message.step_id][0])
         elif verdict is StepVerdict.ANSWERED:
             self._upload(process.ownership.result(message.step_id))
 
-    def _queue(self, process: _Process, message: worker_pb2.SchedulerOutputs) -> None:
-        plan, _ = self._sent[message.step_id]
+    def _queue(self, process: _Process, message: worker_pb2.SchedulerOutputs, plan: StepPlan) -> None:
+        """Runs it when the engine is free. `plan`: its own, or the one that granted it."""
         start = max(self._events.now, process.free_at)
         shape = StepShape.of(plan, self._block_size)
         duration_s = 0.0 if plan.is_empty else self._cost.step_s(shape) * self._faults.slowness(start)
         process.free_at = start + duration_s
-        self._spent[plan.step] = duration_s
-        self._events.at(start, partial(self._run, process, message, start + duration_s))
+        self._spent[message.step_id] = duration_s
+        self._events.at(start, partial(self._run, process, message, plan, start + duration_s))
 
-    def _run(self, process: _Process, message: worker_pb2.SchedulerOutputs, end_s: float) -> None:
+    def _run(self, process: _Process, message: worker_pb2.SchedulerOutputs, plan: StepPlan, end_s: float) -> None:
         if message.epoch != process.ownership.epoch or process is not self._process:
             return
         process.engine.fails_next = self._happens(self._faults.step_failure)
@@ -170,14 +187,28 @@ class WireLink:
                 self._complain(f"step {message.scheduler_step}: {error}")
             result = worker_pb2.WorkerOutputs(error=rpc.to_error_status(error))
         result.step_id, result.epoch = message.step_id, message.epoch
-        data = result.SerializeToString()
-        self._events.at(end_s, partial(self._done, process, result.epoch, result.step_id, data))
+        self._events.at(end_s, partial(self._done, process, message, plan, result))
 
-    def _done(self, process: _Process, epoch: int, step_id: int, data: bytes) -> None:
-        if process is self._process and process.ownership.record(epoch, step_id, data):
+    def _done(
+        self,
+        process: _Process,
+        message: worker_pb2.SchedulerOutputs,
+        plan: StepPlan,
+        result: worker_pb2.WorkerOutputs,
+    ) -> None:
+        if process is not self._process or message.epoch != process.ownership.epoch:
+            return
+        following = process.grants.next_step(message, result)
+        result.continues = following is not None
+        data = result.SerializeToString()
+        if not process.ownership.record(result.epoch, result.step_id, data):
+            return
+        if following is not None:
+            process.ownership.accept_granted()
+            self._queue(process, following, plan)
+        self._upload(data)
+        if self._happens(self._faults.duplicate):
             self._upload(data)
-            if self._happens(self._faults.duplicate):
-                self._upload(data)
 
     # --- to the scheduler ---------------------------------------------------------------------------------------------
 
@@ -201,8 +232,10 @@ class WireLink:
             self._asks_for_new = True
             self._break()
             return
-        result = replace(decoded.result, duration_s=self._spent.pop(plan.step))
-        self._scheduling.on_answer(SimulatedAnswer(plan, result, None if error is None else error.message))
+        result = replace(decoded.result, duration_s=self._spent.pop(message.step_id))
+        self._scheduling.on_answer(
+            SimulatedAnswer(plan, result, None if error is None else error.message, decoded.continues)
+        )
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +243,7 @@ class WireLink:
         if not self._is_open:
             return
         self._is_open = False
+        self._process.grants.revoke()
         self._connection += 1
         now = self._events.now
         self._process.ownership.leave(self._stream, now)
@@ -222,6 +256,7 @@ class WireLink:
         if self._is_up and not self._is_open:
             grant = self._process.ownership.hello(Hello(RIVAL, force=True), self._events.now)
             self._process.engine.reset()
+            self._process.grants = DecodeGrants()
             self._process.ownership.leave(grant.stream, self._events.now, goodbye=self._rng.random() < 0.5)
 
     def _kill(self) -> None:
@@ -270,6 +305,7 @@ class WireLink:
 
     def _begin_epoch(self, epoch: int) -> None:
         self._process.engine.reset()
+        self._process.grants = DecodeGrants()
         self._sent.clear()
         self._spent.clear()
         self.epoch, self._last_read, self._asks_for_new = epoch, 0, False

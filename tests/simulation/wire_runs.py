@@ -14,6 +14,7 @@ from quire_tools.simulation.simulation import Simulation
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
+from scheduler_svc.observe.run_observer import RunObserver
 from scheduler_svc.worker_values import RowSampling
 from svc_common.errors import ConfigError
 from tests.simulation.checker import Streams, judge
@@ -86,7 +87,9 @@ def _single(request: Request) -> Request:
     )
 
 
-def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple[Transcript, SimulationHistory]:
+def live_wire(
+    given: Scenario, arrivals: Sequence[Arrival], depth: int, *observers: RunObserver
+) -> tuple[Transcript, SimulationHistory]:
     """One run with at most `depth` plans in flight."""
     setting, limits, transcript = given.setting, given.setting.limits, Transcript()
     core = presets.build(setting.spec, limits)
@@ -107,7 +110,7 @@ def live_wire(given: Scenario, arrivals: Sequence[Arrival], depth: int) -> tuple
         seed=given.seed,
         faults=given.faults,
         max_in_flight=depth,
-        observers=[transcript],
+        observers=[transcript, *observers],
         connect=partial(WireLink, worker, limits.max_num_seqs, _sampling, complaints.append),
     )
     history = simulation.run()

@@ -211,6 +211,8 @@ class OwnedSteps:
 
     def _go_on(self, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> None:
         """Runs on the engine thread: begin the next granted step, if there is one."""
+        if outputs.epoch != self._ownership.epoch:
+            return
         following = self._grants.next_step(outputs, result)
         if following is not None:
             result.continues = True
