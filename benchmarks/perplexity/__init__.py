@@ -1,1 +1,1 @@
-"""Perplexity of the built-in model in each format of quantized weights: as Quire computes it, and as the format's own package does."""
+"""Perplexity of the built-in model in each format of quantized weights, in Quire and in the format's own package."""

@@ -1,8 +1,8 @@
 """Measures the perplexity of the built-in model in each format of quantized weights, beside the format's own package.
 
-    make peers PEERS="compressed-tensors ggml"
-    python -m benchmarks.perplexity --save
-    python -m benchmarks.perplexity --only GGUF --tokens 4096
+make peers PEERS="compressed-tensors ggml"
+python -m benchmarks.perplexity --save
+python -m benchmarks.perplexity --only GGUF --tokens 4096
 """
 
 import json
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from benchmarks import report
 from benchmarks.command_line import progress
 from benchmarks.compare.engines.environments import ROOT, PeerEnvironment
-from benchmarks.perplexity.forms import Form, Place, forms
+from benchmarks.perplexity.forms import Form, Place, forms, versions
 from benchmarks.perplexity.reference import Windows
 from models import tiny_corpus
 from quire import LLM, SamplingParams
@@ -35,7 +35,7 @@ _HELP_END = """
 The text: files of the standard library that the model was not trained on, cut into windows of 1,024 tokens, each with a context of
 its own. Quire runs in process with its defaults, the references in float32.
 
-Exit status 1 if a ratio is over the limit. A format whose package is not installed is not compared.
+Exit status 1 if a ratio is over the limit, or a reference failed. A format whose package is not installed is not compared.
 """
 
 
@@ -70,7 +70,10 @@ def compared(form: Form, windows: Windows, peers: Path) -> dict[str, Any]:
     if form.peer and (missing := peer.missing()):
         return {"not_compared": missing}
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, expected = form.store(Place(Path(folder), windows, peer))
+        try:
+            checkpoint, expected = form.store(Place(Path(folder), windows, peer))
+        except RuntimeError as error:
+            return {"not_compared": str(error)[-200:], "passed": False}
         found = quire_perplexity(checkpoint, windows, **form.settings)
     ratio = found / expected
     passed = max(ratio, 1 / ratio) <= LIMIT if form.is_limited else None
@@ -85,8 +88,12 @@ def measure(names: Sequence[str], num_tokens: int, peers: Path) -> dict[str, Any
         for name in names:
             found[name] = {"reference": chosen[name].reference, **compared(chosen[name], windows, peers)}
             done()
-    tokens, python = sum(map(len, windows)), platform.python_version()
-    return {"text": f"held out of Python {python}", "tokens": tokens, "window": WINDOW, "limit": LIMIT, "formats": found}
+    text = {
+        "text": f"held out of Python {platform.python_version()}",
+        "tokens": sum(map(len, windows)),
+        "window": WINDOW,
+    }
+    return text | {"references": versions(peers), "limit": LIMIT, "formats": found}
 
 
 def table(result: dict[str, Any]) -> Table:

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ class Place:
         return Path(shutil.copytree(default_model(), self.folder / "source"))
 
 
+def versions(peers: Path) -> list[str]:
+    """Names and versions of the references' packages that are installed."""
+    packages = {_COMPRESSED: "compressed_tensors", _GGML: "pywhispercpp"}
+    patterns = {name: f"lib/python*/site-packages/{package}-*.dist-info" for name, package in packages.items()}
+    found = [PeerEnvironment(peers, name).file(pattern) for name, pattern in patterns.items()]
+    ours = [f"{name}-{metadata.version(name)}" for name in ("gguf", "transformers")]
+    return ours + [path.name.removesuffix(".dist-info") for path in found if path]
+
+
 Store = Callable[[Place], tuple[Path, float]]
 """Store the model: the checkpoint, and the reference's perplexity."""
 
@@ -64,7 +74,7 @@ def forms() -> dict[str, Form]:
     int4, int8 = {"quantization": "int4"}, {"quantization": "int8"}
     return {
         "bfloat16": Form(_unchanged, "transformers"),
-        **{name: Form(_by_package(scheme), _COMPRESSED, _COMPRESSED) for name, scheme in _SCHEMES.items()},
+        **{name: Form(_by_package(scheme), _reference(scheme), _COMPRESSED) for name, scheme in _SCHEMES.items()},
         **{f"GGUF {kind.name}": Form(_gguf(kind), "gguf") for kind in _BY_GGUF},
         **{f"GGUF {kind.name}": Form(_gguf(kind), "ggml and gguf", _GGML) for kind in _BY_GGML},
         **{name: Form(_converted(stored), _COMPRESSED, _COMPRESSED) for name, stored in _CONVERTED.items()},
@@ -74,23 +84,29 @@ def forms() -> dict[str, Form]:
     }
 
 
+_BUT_RAGGED = {"ignore": ["re:.*down_proj"]}
+"""704 depths are no multiple of 128."""
 _SCHEMES: Mapping[str, Mapping[str, Any]] = {
     "W4A16, groups of 32": {"preset": "W4A16", "weights": {"group_size": 32}},
     "W4A16, groups of 32, zero points": {"preset": "W4A16_ASYM", "weights": {"group_size": 32}},
-    "W4A16, groups of 128": {"preset": "W4A16"},
-    "W4A16, groups of 128, zero points": {"preset": "W4A16_ASYM"},
+    "W4A16, groups of 128": {"preset": "W4A16", **_BUT_RAGGED},
+    "W4A16, groups of 128, zero points": {"preset": "W4A16_ASYM", **_BUT_RAGGED},
     "W4A16, columns": {"preset": "W4A16", "weights": {"strategy": "channel", "group_size": None}},
-    "W8A16, groups of 128": {"preset": "W8A16"},
-    "W8A8": {"preset": "W8A8"},
-    "W8A8, zero points": {"preset": "W8A8", "weights": {"symmetric": False}},
-    "FP8, columns": {"preset": "FP8_DYNAMIC"},
+    "W8A16, groups of 128": {"preset": "W8A16", **_BUT_RAGGED},
+    "W8A8": {"preset": "W8A8", "rounds_activations": True},
+    "W8A8, zero points": {"preset": "W8A8", "weights": {"symmetric": False}, "rounds_activations": True},
+    "FP8, columns": {"preset": "FP8_DYNAMIC", "rounds_activations": True},
     "FP8, matrices": {"preset": "FP8_DYNAMIC", "weights": {"strategy": "tensor"}},
     "FP8, blocks": {"preset": "FP8_BLOCK"},
     "MXFP8": {"preset": "MXFP8A16"},
     "MXFP4": {"preset": "MXFP4A16"},
     "NVFP4": {"preset": "NVFP4A16"},
 }
-_CONVERTED = {"AWQ, groups of 64": awq(64), "AWQ, groups of 32": awq(32), "FP8 of DeepSeek, blocks": fp8_blocks((64, 64))}
+_CONVERTED = {
+    "AWQ, groups of 64": awq(64),
+    "AWQ, groups of 32": awq(32),
+    "FP8 of DeepSeek, blocks": fp8_blocks((64, 64)),
+}
 _PACKED = {
     "GPTQ, groups of 64": gptq(4, 64, sym=True),
     "GPTQ, groups of 32, zero points": gptq(4, 32, sym=False),
@@ -98,6 +114,10 @@ _PACKED = {
     "GPTQ, order of activations": gptq(4, 32, sym=True, act_order=True),
     "GPTQ, 8 bits, columns": gptq(8, -1, sym=True),
 }
+
+
+def _reference(scheme: Mapping[str, Any]) -> str:
+    return f"{_COMPRESSED}, rounds activations" if "rounds_activations" in scheme else _COMPRESSED
 
 
 def _unchanged(place: Place) -> tuple[Path, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 Windows = Sequence[Sequence[int]]
 """Token ids of pieces of a text, each with a context of its own."""
@@ -14,6 +15,7 @@ Windows = Sequence[Sequence[int]]
 
 def perplexity(checkpoint: Path, windows: Windows) -> float:
     """Perplexity of all tokens of the windows but their first ones. `checkpoint`: a folder that transformers reads."""
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     total = 0.0
     with torch.inference_mode():

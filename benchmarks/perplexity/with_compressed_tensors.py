@@ -1,11 +1,13 @@
-"""Run in the environment of the peer `compressed-tensors`: the package stores, or converts, a checkpoint and computes its perplexity.
+"""The package compressed-tensors stores or converts a checkpoint, and its perplexity is computed; run in its own environment.
 
     python -m benchmarks.perplexity.with_compressed_tensors SOURCE TARGET WINDOWS SCHEME
     python -m benchmarks.perplexity.with_compressed_tensors SOURCE TARGET WINDOWS
 
-SCHEME: JSON, {"preset": a name of the package, "weights": {changed arguments}}; the checkpoint is stored in TARGET with
-scales from the extremes of the weights. Without it SOURCE is a checkpoint of AutoAWQ or with blocks of FP8, which the
-package converts. WINDOWS: JSON file. The last line of standard output is the perplexity.
+SCHEME: JSON, {"preset": a name of the package, "weights": {changed arguments}, "ignore": [modules]}; the checkpoint is
+stored in TARGET with scales from the extremes of the weights. Without it SOURCE is a checkpoint of AutoAWQ or with blocks
+of FP8, which the package converts. The package dequantizes the weights to float32; with "rounds_activations": true
+transformers runs the stored checkpoint instead, rounding activations as the scheme asks (it cannot load all schemes).
+WINDOWS: JSON file. The last line of standard output is the perplexity.
 """
 
 import json
@@ -16,7 +18,11 @@ from typing import Any
 import torch
 from compressed_tensors.compressors import ModelCompressor
 from compressed_tensors.entrypoints.convert import convert_checkpoint
-from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter, FP8BlockDequantizer
+from compressed_tensors.entrypoints.convert.converters import (
+    AutoAWQConverter,
+    CompressedTensorsDequantizer,
+    FP8BlockDequantizer,
+)
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, apply_quantization_config
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -31,7 +37,8 @@ def store(source: Path, target: Path, given: dict[str, Any]) -> None:
     scheme = preset_name_to_scheme(given["preset"], ["Linear"])
     scheme.weights = QuantizationArgs(**(scheme.weights.model_dump() | given.get("weights", {})))
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
+    ignored = ["lm_head", *given.get("ignore", [])]
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignored))
     for module in model.modules():
         if getattr(module, "quantization_scheme", None) is not None:
             set_scales(module, scheme.weights)
@@ -67,7 +74,7 @@ def extremes(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write the checkpoint as compressed-tensors (AWQ) or without quantization (FP8)."""
+    """Write the checkpoint in the format of compressed-tensors (AWQ) or without quantization (FP8)."""
     config = json.loads((source / "config.json").read_text())["quantization_config"]
     if config["quant_method"] == "awq":
         converter = AutoAWQConverter.from_autoawq_config(config)
@@ -77,13 +84,25 @@ def convert(source: Path, target: Path) -> None:
     convert_checkpoint(source, target, converter)
 
 
-def main(source: str, target: str, windows: str, scheme: str = "") -> None:
+def dequantized(stored: Path) -> Path:
+    """A checkpoint with the weights that the stored ones stand for, beside it."""
+    if "quantization_config" not in json.loads((stored / "config.json").read_text()):
+        return stored
+    plain = stored.with_name("plain")
+    not_linear = ["re:.*embed_tokens", "re:.*norm"]  # the class takes each weight without "_packed" for a linear one
+    convert_checkpoint(stored, plain, CompressedTensorsDequantizer(stored, not_linear, torch.float32))
+    return plain
+
+
+def main(source: str, target: str, windows: str, scheme: str = "{}") -> None:
     """See the module."""
-    if scheme:
-        store(Path(source), Path(target), json.loads(scheme))
+    given, stored = json.loads(scheme), Path(target)
+    if given:
+        store(Path(source), stored, given)
     else:
-        convert(Path(source), Path(target))
-    print(perplexity(Path(target), json.loads(Path(windows).read_text())))
+        convert(Path(source), stored)
+    runnable = stored if given.get("rounds_activations") else dequantized(stored)
+    print(perplexity(runnable, json.loads(Path(windows).read_text())))
 
 
 if __name__ == "__main__":

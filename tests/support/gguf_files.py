@@ -41,9 +41,7 @@ def random_blocks(kind: Kind, columns: int, depth: int, seed: int = 0) -> np.nda
     return blocks.reshape(columns, -1)
 
 
-def to_gguf(
-    source: Path, target: Path, kind_of: KindOf, *, quantizer: Quantizer | None = None, **changes: Any
-) -> Path:
+def to_gguf(source: Path, target: Path, kind_of: KindOf, *, quantizer: Quantizer | None = None, **changes: Any) -> Path:
     """Write the checkpoint `source` to the file `target`; `source` gets the values that its weights stand for, and a merge.
 
     Without a quantizer, gguf rounds; K-quants, which it cannot write, get random blocks. `changes`: metadata; None leaves a
