@@ -22,7 +22,7 @@ import typer
 from benchmarks.compare.engines.environments import ROOT
 
 HERE = Path(__file__).resolve().parent
-PEERS = ("vllm", "openvino", "llamacpp")
+PEERS = ("vllm", "openvino", "llamacpp", "compressed-tensors", "ggml")
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 # Image and audio dependencies that break the import of a text model unless their builds match torch's.
 _USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}

@@ -22,6 +22,8 @@ _NORMAL, _CONTROL = 1, 3
 
 KindOf = Callable[[str], Kind]
 """The type of a matrix, by its name in the file."""
+Quantizer = Callable[[np.ndarray, Kind], np.ndarray]
+"""Blocks [columns, bytes] of float32 values [columns, depth]."""
 
 
 def random_blocks(kind: Kind, columns: int, depth: int, seed: int = 0) -> np.ndarray:
@@ -39,10 +41,11 @@ def random_blocks(kind: Kind, columns: int, depth: int, seed: int = 0) -> np.nda
     return blocks.reshape(columns, -1)
 
 
-def to_gguf(source: Path, target: Path, kind_of: KindOf, **changes: Any) -> Path:
+def to_gguf(source: Path, target: Path, kind_of: KindOf, *, quantizer: Quantizer | None = None, **changes: Any) -> Path:
     """Write the checkpoint `source` to the file `target`; `source` gets the values that its weights stand for, and a merge.
 
-    K-quants, which gguf cannot write, get random blocks. `changes`: metadata; None leaves a key out.
+    Without a quantizer, gguf rounds; K-quants, which it cannot write, get random blocks. `changes`: metadata; None leaves a
+    key out.
     """
     config, tensors = json.loads((source / "config.json").read_text()), load_file(source / "model.safetensors")
     _give_a_merge(source / "tokenizer.json")
@@ -51,7 +54,7 @@ def to_gguf(source: Path, target: Path, kind_of: KindOf, **changes: Any) -> Path
     for key, value in (_metadata(config, source) | changes).items():
         _add(writer, key.replace("ARCH", arch), value)
     for seed, (name, tensor) in enumerate(tensors.items()):
-        stored, data, kind, meant = _tensor(name, tensor, config, kind_of, seed)
+        stored, data, kind, meant = _tensor(name, tensor, config, kind_of, quantizer or _quantizer(seed))
         writer.add_tensor(stored, data, raw_dtype=kind)
         tensors[name] = meant.contiguous()
     if "rope_factors" in changes:
@@ -65,7 +68,7 @@ def to_gguf(source: Path, target: Path, kind_of: KindOf, **changes: Any) -> Path
 
 
 def _tensor(
-    name: str, tensor: torch.Tensor, config: dict[str, Any], kind_of: KindOf, seed: int
+    name: str, tensor: torch.Tensor, config: dict[str, Any], kind_of: KindOf, quantizer: Quantizer
 ) -> tuple[str, np.ndarray, Kind, torch.Tensor]:
     """Name in the file, data, type, and the values in the order of the checkpoint."""
     stem, _, part = name.rpartition(".")
@@ -74,14 +77,20 @@ def _tensor(
     if heads:
         values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     kind = kind_of(stored) if values.ndim > 1 else Kind.F32
-    if kind in {Kind.Q4_K, Kind.Q5_K, Kind.Q6_K}:
-        data = random_blocks(kind, *values.shape, seed=seed)
-    else:
-        data = quantize(values.numpy(), kind)
+    data = quantizer(values.numpy(), kind) if values.ndim > 1 else quantize(values.numpy(), kind)
     meant = torch.from_numpy(np.array(dequantize(data, kind), np.float32))
     if heads:
         meant = meant.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
     return stored, data, kind, meant
+
+
+def _quantizer(seed: int) -> Quantizer:
+    def blocks(values: np.ndarray, kind: Kind) -> np.ndarray:
+        if kind in {Kind.Q4_K, Kind.Q5_K, Kind.Q6_K}:
+            return random_blocks(kind, *values.shape, seed=seed)
+        return quantize(values, kind)
+
+    return blocks
 
 
 def _stored_name(stem: str) -> str:

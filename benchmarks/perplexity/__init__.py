@@ -1,0 +1,1 @@
+"""Perplexity of the built-in model in each format of quantized weights, in Quire and in the format's own package."""
