@@ -39,14 +39,18 @@ def checkpoint_folder(model: Path | str | None, revision: str = "", *, weights: 
     """The folder of `model`; None = the built-in one. A hub model is downloaded, or found in the cache.
 
     `revision`: a branch, tag or commit of the hub; empty = the newest. `weights`: False = configuration and
-    tokenizer only. Raises ConfigError for an unknown name or revision, Unavailable if the hub cannot be
-    reached.
+    tokenizer only. Raises ConfigError for a path that does not exist and an unknown name or revision,
+    Unavailable if the hub cannot be reached.
     """
     if model is not None and is_hub_name(str(model)):
         return ModelFolder(_download(str(model), revision, weights=weights), str(model))
     if revision:
         raise ConfigError("--revision goes with --model ORG/NAME, a model of the hub", reason="INVALID_SETTING")
-    return ModelFolder(default_model() if model is None else Path(model).expanduser())
+    path = default_model() if model is None else Path(model).expanduser()
+    if not path.exists():
+        what = f"--model {path} does not exist; give the folder of a checkpoint, or a .gguf file"
+        raise ConfigError(what, reason="MODEL_NOT_FOUND", metadata={"model": str(path)})
+    return ModelFolder(path)
 
 
 def _download(name: str, revision: str, *, weights: bool) -> Path:

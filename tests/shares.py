@@ -21,7 +21,10 @@ QUICK = {
     "gateway": ("tests/gateway",),
 }
 ALL = {
-    "core": ("tests/block_manager", "tests/core", "tests/golden"),
+    "core": (
+        *("tests/block_manager", "tests/core", "tests/golden"),
+        *("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
+    ),
     "scheduler": (
         *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
         *("tests/quire_tools/replay", "tests/quire_tools/simulation"),

@@ -17,7 +17,7 @@ from quire import SamplingParams
 from quire.client.sync_client import AsyncClient, Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import Cancelled, DeadlineExceeded
-from tests.support.stack.commands import blocks, steps
+from tests.support.stack.commands import blocks, last_step, steps
 
 _LONG = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True)
 
@@ -107,13 +107,14 @@ def test_a_thousand_that_leave_at_random_moments(record_property: Callable[[str,
 
 def test_blocks_are_free_before_the_next_plan(stack: LocalStack, client: Client) -> None:
     """After a cancel no later step schedules the request, and its blocks are gone from the very next step's tables."""
+    first = last_step(stack.admin_address) + 1
     keep = client.generate_stream("while True:", SamplingParams(temperature=0, max_tokens=1_900, ignore_eos=True))
     drop = client.generate_stream("import os", _LONG, request_id="to-be-dropped")
     next(iter(drop))
     client.cancel("to-be-dropped")
     behind: list[dict] = []
     while len(behind) < 20:  # the other one goes on
-        log = steps(stack.admin_address, "--tables")
+        log = steps(stack.admin_address, "--tables", "--since", str(first))
         mine = [i for i, s in enumerate(log) if any(g["id"] == "to-be-dropped" for g in s["scheduled"])]
         assert mine, "it ran"
         behind = log[mine[-1] + 1 :]

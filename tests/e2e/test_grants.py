@@ -21,7 +21,7 @@ from quire.local_stack.stack import LocalStack
 from scheduler_svc.observe.recording.file_format import Recording
 from scheduler_svc.observe.recording.replay import replay
 from tests.support.services import harness
-from tests.support.stack.commands import quire_here, steps
+from tests.support.stack.commands import last_step, quire_here, steps, steps_since
 from tests.support.stack.sizes import SMALL_STEP
 
 Record = Callable[[str, object], None]
@@ -88,13 +88,13 @@ def test_streams_are_the_same_with_and_without_grants(
     stack: LocalStack, tmp_path: Path, record_property: Record
 ) -> None:
     """Arrivals, cancels, stop strings, stop tokens, samples, penalties, log probabilities; the recording replays identically."""
-    asked, log = _asked(SAMPLE), steps(stack.admin_address)
+    asked, first = _asked(SAMPLE), last_step(stack.admin_address)
     found = _outputs(stack, SAMPLE, pause_s=0.1)
     with LLM(dtype="float32", kv_cache_memory="64MiB", max_num_batched_tokens=SMALL_STEP) as llm:
         alone = llm.generate([prompt for prompt, _, _ in asked], [params for _, params, _ in asked], use_tqdm=False)
     expected = [CANCELLED if one[2] else _of(output) for one, output in zip(asked, alone, strict=True)]
     assert found == expected and CANCELLED in found
-    told = _check_log(stack, log[-1]["step"] + 1 if log else 0, tmp_path)
+    told = _check_log(stack, first + 1, tmp_path)
     record_property("size", f"grants: {SAMPLE} requests, {told}")
 
 
@@ -130,6 +130,7 @@ async def test_the_setting_decides(grants: bool) -> None:
 def test_a_request_waits_for_one_step_at_most(stack: LocalStack) -> None:
     """An arrival revokes the grant: few granted steps of others are planned between its arrival and its first step."""
     params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    first = last_step(stack.admin_address)
     with Client(stack.grpc_address) as client:
         client.generate("warm", SamplingParams(max_tokens=2))
         stream = client.generate_stream(PROMPTS[0], params)
@@ -138,7 +139,7 @@ def test_a_request_waits_for_one_step_at_most(stack: LocalStack) -> None:
             next(tokens)
         client.generate(PROMPTS[1], SamplingParams(max_tokens=1), request_id="late")
         stream.cancel()
-    log = steps(stack.admin_address)
+    log = steps_since(stack.admin_address, first)
     at = next(i for i, step in enumerate(log) if any(g["id"].startswith("late") for g in step["scheduled"]))
     before = log[at - 1]
     assert "is_repeat" in before or "granted_steps" in before, "it came while steps were granted"

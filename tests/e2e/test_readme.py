@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import runpy
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,11 +21,12 @@ COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bi
 PROGRAMS = PYTHON.findall(QUICK_START)
 
 
-def printed_by(program: str) -> str:
+def printed_by(program: str, folder: Path) -> str:
     """What it prints, in this process, which has imported everything."""
+    (file := folder / "program.py").write_text(program, encoding="utf-8")
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.chdir(ROOT):
-        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+        runpy.run_path(str(file), run_name="__main__")
     return out.getvalue()
 
 
@@ -50,15 +53,15 @@ def test_commands_print_what_they_promise(stack: LocalStack, monkeypatch: pytest
     assert stack.admin_url in printed["lab"]
 
 
-def test_the_grpc_program_streams(stack: LocalStack) -> None:
+def test_the_grpc_program_streams(stack: LocalStack, tmp_path: Path) -> None:
     """The first program, with the address of this stack."""
     program = PROGRAMS[0].replace("127.0.0.1:50051", stack.grpc_address)
-    assert printed_by(program).strip()
+    assert printed_by(program, tmp_path).strip()
 
 
-def test_the_offline_program_prints_outputs_in_input_order() -> None:
+def test_the_offline_program_prints_outputs_in_input_order(tmp_path: Path) -> None:
     """The second program: four prompts, four lines, in order."""
-    lines = printed_by(PROGRAMS[1]).splitlines()
+    lines = printed_by(PROGRAMS[1], tmp_path).splitlines()
     assert [line.partition(" -> ")[0] for line in lines] == [
         "'import '",
         "'def main():'",

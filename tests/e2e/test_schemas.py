@@ -15,7 +15,7 @@ import pytest
 from quire.local_stack.stack import LocalStack
 from tests.e2e import schema_requests
 from tests.e2e.schema_requests import Ask, Outputs
-from tests.support.stack.commands import blocks, steps
+from tests.support.stack.commands import blocks, last_step, steps_since
 from tests.support.stack.sizes import SMALL_STEP
 
 Record = Callable[[str, object], None]
@@ -63,9 +63,9 @@ def run(setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
 
 def run_on(stack: LocalStack, setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
     """Outputs, and what the step log shows: that the setting was as disturbing as it is meant to be."""
-    first = len(steps(stack.admin_address))
+    first = last_step(stack.admin_address)
     outputs = schema_requests.run(stack.grpc_address, wanted)
-    log = steps(stack.admin_address)[first:]
+    log = steps_since(stack.admin_address, first)
     pool = blocks(stack.admin_address)["gpu"]
     assert pool["free"] == pool["total"]
     counts = schema_requests.check(wanted, outputs)

@@ -32,7 +32,12 @@ SHARED = {"llguidance": "svc_common/grammars.py"}
 INDIRECT = {"accelerate": ("worker_svc/model/loading.py", 'find_spec("accelerate")')}
 """Imported by transformers, where it loads weights onto a device."""
 
-ELSEWHERE = ("tests/clients/", "tests/compose/stand_ins/", "benchmarks/compare/offline/")
+ELSEWHERE = (
+    "tests/clients/",
+    "tests/compose/stand_ins/",
+    "benchmarks/compare/offline/",
+    "benchmarks/perplexity/with_compressed_tensors.py",
+)
 """Programs that run in environments of their own."""
 
 PRIVATE_PARTS = {

@@ -84,7 +84,7 @@ class Replayer:
         return iter(())
 
     def close(self) -> None:
-        """End the steps whose results the recording does not have; no event follows."""
+        """End the steps that have no result in the recording; no event follows."""
         self._steps.close()
 
     @property

@@ -191,7 +191,7 @@ async def test_watching_a_running_scheduler() -> None:
         assert report.scheduled[0].id == "b" and len(report.tables[0].blocks) == 3
         assert report.scheduled[0].computed_before == 32
         blocks = await s.admin.blocks()
-        assert blocks.block_size == 16 and blocks.gpu.total == 4095 and blocks.cpu.total == 1024
+        assert blocks.block_size == 16 and blocks.gpu.total == 511 and blocks.cpu.total == 1024
         [table] = blocks.tables
         assert table.sequence == "b/0" and blocks.refs == dict.fromkeys(table.blocks, 1)
         assert blocks.gpu.free == blocks.gpu.total - len(table.blocks)

@@ -103,7 +103,8 @@ _QUIET = Watchers(on_budget=lambda readable: None, on_progress=lambda stage, fra
 
 def worker(make_engine: Callable[[SimulatedWorkerSettings], Engine] | None = None, **values: Any) -> Any:
     """A simulated worker; yields (HOST:PORT,). `make_engine`: another engine around it."""
-    defaults = {"port": fresh_port(), "time_scale": 0.0, "owner_lease_s": 0.5}
+    # The core checks all blocks after each step here.
+    defaults = {"port": fresh_port(), "time_scale": 0.0, "owner_lease_s": 0.5, "num_gpu_blocks": 512}
     settings = SimulatedWorkerSettings.of(**{**defaults, **values})
     if make_engine is None:
         return service(lambda ready, stop: serve_simulated(settings, on_ready=ready, watchers=_QUIET, stop=stop))

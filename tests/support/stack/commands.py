@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli import main
+from quire.operators.admin import AdminClient
 from tests.support.stack.up_process import TIMEOUT_S
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +39,17 @@ def steps(admin: str, *options: str) -> list[dict[str, Any]]:
     """`quire steps --json`, parsed."""
     printed = quire_here("steps", "--json", "--admin", admin, *options, check=True).stdout
     return [json.loads(line) for line in printed.splitlines()]
+
+
+def steps_since(admin: str, first: int) -> list[dict[str, Any]]:
+    """Those after step `first`; see `last_step`."""
+    return steps(admin, "--since", str(first + 1))
+
+
+def last_step(admin: str) -> int:
+    """Number of the last step that was planned; 0 = none."""
+    with AdminClient(admin) as client:
+        return client.blocks().step
 
 
 def blocks(admin: str) -> dict[str, Any]:

@@ -81,13 +81,13 @@ def world(request, families) -> World:
 def test_tokens_are_those_of_generate(world, record_property):
     """Tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and batches
     of long and short sequences."""
-    size = check_lives(world, seeds=range(2), num_tokens=_SAMPLE_TOKENS)
+    size = check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
     record_property("size", f"equal to generate on the worker: {size}")
 
 
 def test_free_blocks_are_never_read(world, record_property):
     """R123: the same with NaN in all blocks that were freed or never written, and shuffled free lists."""
-    size = check_lives(world, seeds=range(2), num_tokens=_SAMPLE_TOKENS, poisoned=True)
+    size = check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
 
 
