@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _LOGS = ROOT / ".venv"
 _NO_TESTS = 5
+# One more than processors: some tests wait. More shares at once cost processor time and make slow tests slower.
+_AT_ONCE = (os.cpu_count() or 1) + 1
 
 # Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
 QUICK = {
@@ -20,18 +22,19 @@ QUICK = {
     "properties": ("tests/core/test_[p-z]*.py", "tests/core/policies", "tests/block_manager"),
     "gateway": ("tests/gateway",),
 }
+# Begun in this order, the longest first.
 ALL = {
-    "core": (
-        *("tests/block_manager", "tests/core", "tests/golden"),
-        *("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
-    ),
+    "services": (),
+    "model": ("tests/kernels", "tests/worker"),
+    "e2e": ("tests/e2e",),
     "scheduler": (
         *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
         *("tests/quire_tools/replay", "tests/quire_tools/simulation"),
     ),
-    "model": ("tests/kernels", "tests/worker"),
-    "e2e": ("tests/e2e",),
-    "services": (),
+    "core": (
+        *("tests/block_manager", "tests/core", "tests/golden"),
+        *("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
+    ),
 }
 LONG = "long"
 TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}
@@ -51,13 +54,16 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     if expression != LONG:
         # The shares keep all processors busy; threads of each would wait for each other.
         environ.setdefault("OMP_NUM_THREADS", "1")
-    start, running, seconds, good = time.monotonic(), {}, {}, True
-    logs = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}
-    for share in shares:
-        command = [sys.executable, "-m", "pytest", "-m", expression, *arguments(share, shares), *options]
-        with logs[share].open("wb") if share in logs else open(1, "wb", closefd=False) as output:
-            running[share] = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT)
-    while running:
+    start, running, seconds, good = time.monotonic(), dict[str, subprocess.Popen[bytes]](), dict[str, float](), True
+    logs, pending = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}, list(shares)
+    while pending or running:
+        while pending and len(running) < _AT_ONCE:
+            share = pending.pop(0)
+            command = [sys.executable, "-m", "pytest", "-m", expression, *arguments(share, shares), *options]
+            with logs[share].open("wb") if share in logs else open(1, "wb", closefd=False) as output:
+                running[share] = subprocess.Popen(
+                    command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
+                )
         time.sleep(0.05)
         for share in [share for share, process in running.items() if process.poll() is not None]:
             seconds[share] = time.monotonic() - start

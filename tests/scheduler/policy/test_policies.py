@@ -14,17 +14,19 @@ MAX_TOKENS = 40
 ROOMY = {"num_gpu_blocks": 100}
 TIGHT = {"num_gpu_blocks": 16, "num_cpu_blocks": 16, "max_model_len": 200}
 CASES = [
-    ("vllm-2023", (), "recompute"),
+    pytest.param("vllm-2023", (), "recompute", marks=pytest.mark.long),
     ("vllm-2023", ("preemption_mode=swap",), "swap"),
     ("vllm-v0", (), "recompute"),
-    ("vllm-v0", ("preemption_mode=swap",), "swap"),
+    pytest.param("vllm-v0", ("preemption_mode=swap",), "swap", marks=pytest.mark.long),
     ("vllm-v0", ("preemption_mode=swap", "num_cpu_blocks=6"), "swap"),
-    ("vllm-v0", ("async_output=true",), "recompute"),
-    ("vllm-v0", ("delay_factor=0.5", "num_lookahead_slots=2", "max_loras=1"), "recompute"),
+    pytest.param("vllm-v0", ("async_output=true",), "recompute", marks=pytest.mark.long),
+    pytest.param(
+        "vllm-v0", ("delay_factor=0.5", "num_lookahead_slots=2", "max_loras=1"), "recompute", marks=pytest.mark.long
+    ),
     ("vllm-v0-chunked", ("max_num_batched_tokens=32",), "recompute"),
     ("vllm-v0-chunked", ("preemption_mode=swap", "max_num_batched_tokens=32"), "swap"),
     ("vllm-v1", ("max_num_batched_tokens=32",), "recompute"),
-    ("vllm-v1", ("policy=fcfs", "async=true"), "recompute"),
+    pytest.param("vllm-v1", ("policy=fcfs", "async=true"), "recompute", marks=pytest.mark.long),
     ("vllm-v1-async", ("max_num_batched_tokens=32",), "recompute"),
     ("static", ("max_num_seqs=5",), "recompute"),
     ("chitu", (), "recompute"),

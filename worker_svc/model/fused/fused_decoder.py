@@ -33,6 +33,8 @@ from worker_svc.model.fused.positions import Entry, enter, scale_of
 
 log = logging.getLogger(__name__)
 
+_WORTH_DROPPING_BYTES = 64 * 2**20  # for less, listing the mappings takes longer than it is worth
+
 
 class FusedDecoder:
     """Runs the decoder's program, or its own modules where they must be called.
@@ -141,7 +143,8 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
     Returns None if the decoder's structure is not known; its modules are then used, with packed weights.
     """
-    pages = CleanFilePages.of_process()
+    gives_back = model.get_memory_footprint() >= _WORTH_DROPPING_BYTES
+    pages = CleanFilePages.of_process() if gives_back else CleanFilePages()
     made = _program(model, given, pages)
     pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of, pages)
     return made
