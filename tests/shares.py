@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _LOGS = ROOT / ".venv"
 _NO_TESTS = 5
-# One more than processors: some tests wait. More shares at once cost processor time and make slow tests slower.
-_AT_ONCE = (os.cpu_count() or 1) + 1
+# Two more than processors: some tests wait. More shares at once cost processor time and make slow tests slower.
+_AT_ONCE = (os.cpu_count() or 1) + 2
 
 # Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
 QUICK = {
@@ -22,11 +22,11 @@ QUICK = {
     "properties": ("tests/core/test_[p-z]*.py", "tests/core/policies", "tests/block_manager"),
     "gateway": ("tests/gateway",),
 }
-# Begun in this order, the longest first.
+# Begun in this order: long ones, and those that wait for services, first.
 ALL = {
     "services": (),
-    "model": ("tests/kernels", "tests/worker"),
     "e2e": ("tests/e2e",),
+    "model": ("tests/kernels", "tests/worker"),
     "scheduler": (
         *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
         *("tests/quire_tools/replay", "tests/quire_tools/simulation"),
