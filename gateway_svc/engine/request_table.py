@@ -1,4 +1,4 @@
-"""Live requests of this gateway by handle and by public id, with deadlines and dispatch of the scheduler's messages."""
+"""Live requests of this gateway by handle and by public id, with deadlines, takeovers and dispatch of the scheduler's messages."""
 
 import asyncio
 import itertools

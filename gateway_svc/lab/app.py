@@ -1,4 +1,4 @@
-"""ASGI application of the lab: the page, its JSON, and additions by a gateway. Access is checked in `guard`."""
+"""ASGI application of the lab: the page, its JSON, its stream of steps, and additions by a gateway. Access: `guard`."""
 
 import json
 from collections.abc import Callable, Sequence

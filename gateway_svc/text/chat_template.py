@@ -1,6 +1,6 @@
 """Chat templates: the model's Jinja source, rendered as in transformers.
 
-Rendering is sandboxed, with limits on time and output size.
+Rendering is sandboxed, with limits on time and output size. Errors quote only the template (`TemplateWords`).
 """
 
 import json
@@ -23,6 +23,13 @@ from svc_common.errors import FailedPrecondition, InvalidArgument
 MAX_RENDER_S = 2.0
 MAX_OUTPUT_CHARS = 8 * 2**20
 _INTERPRETER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_TYPES = frozenset(
+    {"dict object", "list object", "str object", "int object", "dict", "list", "str", "int", "float", "NoneType"}
+)
+_ABOUT_TYPES = (jinja2.UndefinedError, AttributeError, TypeError)
+"""Errors about names and types; others are about values."""
+_LEFT_OUT = "(what it says is left out: it may quote them)"
 
 
 class _RefusedError(jinja2.TemplateError):
@@ -179,15 +186,6 @@ def _refused(why: str) -> InvalidArgument:
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
-
-
-_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-_TYPES = frozenset(
-    {"dict object", "list object", "str object", "int object", "dict", "list", "str", "int", "float", "NoneType"}
-)
-_ABOUT_TYPES = (jinja2.UndefinedError, AttributeError, TypeError)
-"""Errors about names and types; others are about values."""
-_LEFT_OUT = "(what it says is left out: it may quote them)"
 
 
 class TemplateWords:

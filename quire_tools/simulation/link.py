@@ -93,6 +93,11 @@ class _Process:
     lost: int = 0
     lanes: dict[int, float] = field(default_factory=dict)
 
+    def take_grant(self, grant: StepGrant | None) -> None:
+        """Take the grant of an accepted plan, which replaces the one before."""
+        given = grant or StepGrant(0)
+        self.num_granted, self.stop_token_ids = given.num_steps, frozenset(given.stop_token_ids)
+
 
 class Link:
     """Owner of the stream, the epoch and the process. `new_worker` makes a worker: one for all lanes, or
@@ -184,12 +189,8 @@ class Link:
             self._upload(step_id, process.held[step_id])
         elif step_id == process.last_accepted + 1:
             process.last_accepted = step_id
-            self._grant(process, plan.grant)
+            process.take_grant(plan.grant)
             self._queue(process, step_id, plan, max(self._events.now, process.lanes.get(plan.lane, 0.0)))
-
-    def _grant(self, process: _Process, grant: StepGrant | None) -> None:
-        process.num_granted, stop_token_ids = (0, ()) if grant is None else (grant.num_steps, grant.stop_token_ids)
-        process.stop_token_ids = frozenset(stop_token_ids)
 
     def _queue(self, process: _Process, step_id: int, plan: StepPlan, start: float) -> None:
         """Run the plan from `start` on, when its lane is free."""

@@ -1,4 +1,4 @@
-"""The main loop of `quire top`: a live screen on a terminal, lines of text or JSON elsewhere."""
+"""The main loop of `quire top`: a live screen on a terminal, lines of text (`plain_text`) or JSON elsewhere."""
 
 import json
 import time

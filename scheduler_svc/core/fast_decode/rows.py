@@ -179,7 +179,7 @@ class FastRows:
 
     # --- plans in flight -----------------------------------------------------------------------------------------
 
-    def course_of(self, rows: Ints) -> object:
+    def batch_signature_of(self, rows: Ints) -> object:
         """`batch_signature` for a share of these rows: the common one if it has all rows, else a new one, which also ends
         the common one.
         """

@@ -84,7 +84,7 @@ class FastRunning:
             self._inner.schedule(sequence, num_tokens, state, builder)
         self._take_rows(crossing, full, len(rows.members), new_blocks)
         if len(scheduled):
-            builder.fast = FastShare(rows.members, scheduled, before, rows.course_of(scheduled), new_blocks)
+            builder.fast = FastShare(rows.members, scheduled, before, rows.batch_signature_of(scheduled), new_blocks)
         if not (shares or builder.is_repeat):
             builder.grant = grant_of(rows, scheduled, state)
         self._progress.on_scheduled_rows(rows, at)
