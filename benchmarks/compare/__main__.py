@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks import report
 from benchmarks.compare import checkpoints, plot, session, shapes, table, workloads
+from benchmarks.compare.engines.llamacpp import FORMS as LLAMA_CPP_FORMS
 from benchmarks.compare.engines.registry import is_quire
 from benchmarks.compare.workloads import Lengths
 from quire_tools.bench.workloads import Length
@@ -31,8 +32,10 @@ ENGINES = (
     *("quire", "quire-http", "quire-offline"),
     *("vllm", "vllm-offline", "llamacpp", "openvino", "transformers"),
 )
+# Of rounded weights, so not of the same precision: only where they are named.
+_QUANTIZED = tuple(f"llamacpp-{form}" for form in LLAMA_CPP_FORMS)
 _MODEL_HELP = (
-    "bench-135m or bench-15m, optionally with another shape: "
+    "bench-135m, bench-440m or bench-15m, optionally with another shape: "
     "bench-135m:layers=12,hidden=768,intermediate=2048,heads=12,kv-heads=4."
 )
 _SET_HELP = (
@@ -48,7 +51,11 @@ def main(
     ] = "W1,W2,W3,W4,W5,P",
     engine: Annotated[
         str,
-        typer.Option("--engines", help=f"Engines, comma-separated: {', '.join(ENGINES)}. Skips those not installed."),
+        typer.Option(
+            "--engines",
+            help=f"Engines, comma-separated: {', '.join(ENGINES)}; with rounded weights, only if named: {', '.join(_QUANTIZED)}. "
+            "Skips those not installed.",
+        ),
     ] = (",".join(ENGINES)),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds: runs of each workload on each engine, in turn.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of weights, prompts, lengths and arrivals.")] = 0,
@@ -168,9 +175,9 @@ def _variants(given: Sequence[str]) -> dict[str, str]:
 
 def _names(text: str, variant: Sequence[str]) -> list[str]:
     names = [part.strip() for part in text.split(",")]
-    unknown = set(names) - set(ENGINES)
-    if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; engines: {', '.join(ENGINES)}")
+    every = (*ENGINES, *_QUANTIZED)
+    if unknown := set(names) - set(every):
+        raise typer.BadParameter(f"unknown: {', '.join(sorted(unknown))}; engines: {', '.join(every)}")
     return [*names, *(f"quire-{name}" for name in _variants(variant))]
 
 

@@ -24,9 +24,10 @@ from benchmarks.compare.engines.environments import ROOT
 HERE = Path(__file__).resolve().parent
 PEERS = ("vllm", "openvino", "llamacpp", "compressed-tensors", "ggml")
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
+LLAMA_CPP_PROGRAMS = ("llama-server", "llama-quantize")
 # Image and audio dependencies that break the import of a text model unless their builds match torch's.
 _USELESS = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
-# Native instructions and the server only.
+# Native instructions, the server and what rounds weights.
 _CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -50,7 +51,8 @@ def requirements(name: str) -> Path:
 
 def digest(name: str) -> str:
     """Digest of everything that determines what is installed."""
-    return hashlib.sha256(requirements(name).read_bytes() + LLAMA_CPP_SOURCE.encode()).hexdigest()
+    built = " ".join((LLAMA_CPP_SOURCE, *LLAMA_CPP_PROGRAMS))
+    return hashlib.sha256(requirements(name).read_bytes() + built.encode()).hexdigest()
 
 
 def is_current(folder: Path, name: str) -> bool:
@@ -68,18 +70,19 @@ def install(name: str, peers: Path, pip_flags: Sequence[str]) -> None:
     if name in _USELESS:
         _run(python, "-m", "pip", "uninstall", "--yes", *_USELESS[name])
     if name == "llamacpp":
-        _build_llama_server(folder, pip_flags)
+        _build_llama_cpp(folder, pip_flags)
     (folder / ".installed").write_text(digest(name), encoding="utf-8")
 
 
-def _build_llama_server(folder: Path, pip_flags: Sequence[str]) -> None:
+def _build_llama_cpp(folder: Path, pip_flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         source = _llama_cpp_source(folder, Path(place), pip_flags)
         build, tool = Path(place) / "build", folder / "bin" / "cmake"
         ninja = f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}"
         _run(str(tool), "-G", "Ninja", ninja, "-S", str(source), "-B", str(build), *_CMAKE_OPTIONS)
-        _run(str(tool), "--build", str(build), "--target", "llama-server")
-        shutil.copy2(build / "bin" / "llama-server", folder / "bin" / "llama-server")
+        _run(str(tool), "--build", str(build), "--target", *LLAMA_CPP_PROGRAMS)
+        for program in LLAMA_CPP_PROGRAMS:
+            shutil.copy2(build / "bin" / program, folder / "bin" / program)
     (folder / "llama.cpp.version").write_text(LLAMA_CPP_SOURCE.partition("==")[2], encoding="utf-8")
 
 

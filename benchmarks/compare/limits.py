@@ -35,6 +35,11 @@ class Rates:
     gemm_bf16: float
     gemm_fp32: float
 
+    @property
+    def gemm(self) -> float:
+        """The better of both: a processor without bfloat16 instructions multiplies bfloat16 values faster as float32."""
+        return max(self.gemm_bf16, self.gemm_fp32)
+
 
 def read_rates(mib: int, size: int, threads: int) -> Rates:
     """Measure the rates now, in a separate process. `mib`: memory to read; `size`: rows of matrices.
@@ -70,7 +75,7 @@ def _prompt_s(workload: Workload, shape: ModelShape, rates: Rates) -> float:
     shared = shared_prefix(workload)
     flops = shape.head_flops * len(workload.requests) + _prefill_flops(shape, 0, shared)
     flops += sum(_prefill_flops(shape, shared, len(request.token_ids)) for request in workload.requests)
-    return max(shape.step_weight_bytes / rates.read_all, flops / rates.gemm_bf16)
+    return max(shape.step_weight_bytes / rates.read_all, flops / rates.gemm)
 
 
 def _prefill_flops(shape: ModelShape, begin: int, end: int) -> float:
@@ -83,7 +88,7 @@ def _decode_steps_s(workload: Workload, shape: ModelShape, rates: Rates) -> floa
     total = 0.0
     for step in range(1, max(request.max_tokens for request in workload.requests)):
         contexts = [len(request.token_ids) + step for request in workload.requests if request.max_tokens > step]
-        products = len(contexts) * (shape.body_flops + shape.head_flops) / rates.gemm_bf16
+        products = len(contexts) * (shape.body_flops + shape.head_flops) / rates.gemm
         weights = shape.step_weight_bytes / rates.read_all
         total += max(weights, products) + sum(contexts) * shape.kv_token_bytes / rates.read_all
     return total

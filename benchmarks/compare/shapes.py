@@ -94,6 +94,7 @@ NUM_SPECIAL = 2
 
 SHAPES = {
     "bench-135m": ModelShape(49_152, 576, 1_536, 30, 9, 3, 64),
+    "bench-440m": ModelShape(49_152, 1_024, 4_096, 24, 16, 4, 96),
     "bench-15m": ModelShape(32_000, 288, 768, 6, 6, 6, 48),
 }
 _KEYS = {

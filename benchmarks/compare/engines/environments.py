@@ -36,8 +36,11 @@ class PeerEnvironment:
 
     def call(self, module: str, arguments: Sequence[str]) -> str:
         """Run one of its modules to its end. Raises RuntimeError with the end of its output if it fails."""
-        command = [str(self.python), "-m", module, *arguments]
+        return self.run([str(self.python), "-m", module, *arguments])
+
+    def run(self, command: Sequence[str]) -> str:
+        """Run a program in it to its end. Raises RuntimeError with the end of its output if it fails."""
         done = subprocess.run(command, env=self.environ(), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{module} failed: {(done.stderr or done.stdout).strip()[-1_000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-1_000:]}")
         return done.stdout

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.compare.engines.base import Engine, Host
-from benchmarks.compare.engines.llamacpp import LlamaCppServer
+from benchmarks.compare.engines.llamacpp import FORMS, LlamaCppServer
 from benchmarks.compare.engines.offline import OfflineEngine, Program
 from benchmarks.compare.engines.openvino import OpenVINOProgram
 from benchmarks.compare.engines.quire import QuireProgram, QuireServer
@@ -30,7 +30,7 @@ def engines(host: Host, shape: ModelShape, variants: Mapping[str, str], options:
             for name, more in variants.items()
         ),
         VllmServer(host),
-        LlamaCppServer(host, shape.kv_token_bytes),
+        *(LlamaCppServer(host, shape.kv_token_bytes, form) for form in ("", *FORMS)),
     ]
     programs: list[Program] = [
         QuireProgram(host, QUIRE_OFFLINE, {}),

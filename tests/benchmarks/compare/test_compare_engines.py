@@ -22,13 +22,15 @@ def host(tmp_path: Path) -> Host:
 def test_command_lines_of_all_engines(tmp_path: Path) -> None:
     """With the settings at which each is best on these cores, and the same memory for all."""
     every = registry.engines(host(tmp_path), BIG, {"loose": "--no-invariant"}, "--num-threads 2")
-    assert set(command_line.ENGINES) | {"quire-loose"} == set(every)
+    rounded = {"llamacpp-q8_0", "llamacpp-q4_0", "llamacpp-q4_k_m"}
+    assert set(command_line.ENGINES) | rounded | {"quire-loose"} == set(every)
     settings = {name: engine.settings() for name, engine in every.items()}
     assert settings["quire-loose"]["command"][-3:] == ["--num-threads", "2", "--no-invariant"]
     assert settings["quire"]["command"][:5] == ["quire", "up", "--model", "MODEL", "--kv-cache-memory"]
     assert settings["vllm"]["environment"]["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
     assert {"bfloat16", "64", "--enable-prefix-caching"} <= set(settings["vllm"]["command"])
     assert settings["llamacpp"]["command"][3:5] == ["--ctx-size", str((2 << 30) // BIG.kv_token_bytes)]
+    assert settings["llamacpp-q4_k_m"]["command"][2] == "model-q4_k_m.gguf"
     assert settings["openvino"]["properties"]["INFERENCE_NUM_THREADS"] == "2"
     assert not every["transformers"].can("W5") and every["transformers"].can("W4") and every["vllm"].can("W5")
     assert every["quire"].form is Form.SERVER and every["quire-offline"].form is Form.OFFLINE

@@ -111,6 +111,7 @@ def test_the_better_reading_counts() -> None:
     """Each rate for itself."""
     other = limits.Rates(20e9, 30e9, 400e9, 210e9)
     assert limits.best([ANCHOR, other]) == limits.Rates(20e9, 33e9, 430e9, 210e9)
+    assert (ANCHOR.gemm, limits.Rates(20e9, 30e9, 2e9, 80e9).gemm) == (430e9, 80e9)
 
 
 def test_rates_are_read() -> None:
