@@ -40,7 +40,7 @@ def test_every_request_gets_its_tokens_once(judge: Judge, policy: str, record_pr
 @pytest.mark.parametrize("judge", JUDGES)
 def test_many_scenarios(judge: Judge, policy: str, record_property: Record) -> None:
     """The same in more of them."""
-    record_property("size", _judged(judge, policy, 500))
+    record_property("size", _judged(judge, policy, 100))
 
 
 def test_a_plan_that_is_not_sent_takes_no_endings() -> None:

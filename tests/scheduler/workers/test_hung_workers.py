@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from protos.worker.v1 import worker_pb2
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from tests.support.services.harness import Admin, Gateway, eventually, run_async, scheduler, worker
 from tests.support.services.proxy import proxy
 from worker_svc.app import serve_engine
+
+pytestmark = pytest.mark.hangs
 
 ROOT = Path(__file__).parents[3]
 LONG_STEP_S = 3.0
