@@ -146,10 +146,11 @@ def _tasks(life: Life) -> list[set[str]]:
 
 
 def stays(life: Life) -> None:
-    """R183, R190: a step is one slot's or one rank's, and a request keeps the one that it has; there are two."""
-    lanes: dict[str, set[int]] = {}
+    """R183, R190: a step is one slot's or one rank's, and a request keeps the one that it has until its worker is lost; there are
+    two."""
+    lanes: dict[tuple[int, str], set[int]] = {}
     for step, name in life.sequences:
-        lanes.setdefault(name, set()).add(step["lane"])
+        lanes.setdefault((step["epoch"], name), set()).add(step["lane"])
     assert all(len(found) == 1 for found in lanes.values())
     assert set().union(*lanes.values()) == {0, 1}
 

@@ -24,7 +24,7 @@ from tests.e2e.tour_numbers import RECOMPUTED
 from tests.support.tree import ROOT
 
 _VERDICT = re.compile(r"^tour (?P<name>\S+): (?P<verdict>PASS|FAIL .+)$")
-_LIMIT_S = 600
+_LIMIT_S = 2_400
 
 
 def steps_of(folder: Path, name: str) -> list[list[dict[str, object]]]:
