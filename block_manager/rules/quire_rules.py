@@ -1,10 +1,9 @@
 """Quire's own cache rules: those of V1, plus swapping of groups that keeps their sharing."""
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
-from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit
-from block_manager.hashing import HashRename
+from block_manager.cache_rules import AllocStatus, CachedSequence, Pair
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.prefix_book import NULL, num_leading
@@ -18,19 +17,12 @@ class QuireRules(V1PoolRules):
     """V1's rules with swap and a watermark. Block needs are exact, never estimates.
 
     `watermark_blocks` stay free when a group starts or is swapped in, so that it is not preempted at once;
-    waived on an empty device, where no other group could need them.
+    waived on an empty device, where no other group could need them, so it makes no answer NEVER.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        max_model_len: int,
-        prefix_caching: bool,
-        watermark_blocks: int = 0,
-        rename: HashRename | None = None,
-    ) -> None:
-        super().__init__(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
+    def __init__(self, ledger: Ledger, *, watermark_blocks: int = 0, **values: Any) -> None:
+        """`values`: those of V1's rules."""
+        super().__init__(ledger, **values)
         self.watermark_blocks = watermark_blocks
         self._host_null = NULL if NULL in ledger.cpu.reserved else _NOWHERE
 
@@ -41,36 +33,20 @@ class QuireRules(V1PoolRules):
         block_size: int,
         num_gpu_blocks: int,
         num_cpu_blocks: int,
-        max_model_len: int,
-        prefix_caching: bool,
         watermark_blocks: int | None = None,
-        rename: HashRename | None = None,
         windowed: bool = False,
+        **values: Any,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks`: None = 1 % of the device blocks.
 
         `windowed`: tables may contain null blocks (sliding window); one host block stands for them while they
-        are swapped out.
+        are swapped out. `values`: the other ones of V1's rules.
         """
+        if watermark_blocks is None:
+            watermark_blocks = int(_WATERMARK * num_gpu_blocks)
         cpu = BlockPool(num_cpu_blocks, num_reserved=int(windowed))
-        return cls(
-            Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=cpu),
-            max_model_len=max_model_len,
-            prefix_caching=prefix_caching,
-            watermark_blocks=int(_WATERMARK * num_gpu_blocks) if watermark_blocks is None else watermark_blocks,
-            rename=rename,
-        )
-
-    def can_admit(
-        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
-    ) -> AllocStatus:
-        """NEVER if all its tokens exceed the pool. The watermark does not count for that: it is waived on an empty
-        device.
-        """
-        total = self._num_to_admit(sequences, PrefixHit(), len(sequences[0].token_ids) + num_lookahead)
-        if total > self._pool.num_usable:
-            return AllocStatus.NEVER
-        return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
+        ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=cpu)
+        return cls(ledger, watermark_blocks=watermark_blocks, windowed=windowed, **values)
 
     def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
         """Whether the host has room for their distinct blocks."""
@@ -144,10 +120,6 @@ class QuireRules(V1PoolRules):
         super().release(sequence)
 
     # --- internals ----------------------------------------------------------------------------------------------------
-
-    def _when(self, num_needed: int) -> AllocStatus:
-        reserve = self.watermark_blocks if self.ledger.tables else 0
-        return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
 
     def _kept(self, sequences: Sequence[CachedSequence], tables: list[list[int]]) -> dict[int, int]:
         """Host blocks with contents that the device still caches: full blocks with a registered hash."""

@@ -5,7 +5,7 @@ Samples of one request share the full blocks of the prompt and, by copy-on-write
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Any, Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashRename
@@ -39,31 +39,32 @@ class NoSwap:
 
 
 class V1PoolRules(NoSwap):
-    """V1's rules over a ledger. Block 0 is the null block and never allocated."""
+    """V1's rules over a ledger. Block 0 is the null block and never allocated.
+
+    `windowed`: blocks behind a sliding window are freed while a sequence goes on (`free_out_of_window`).
+    """
 
     def __init__(
-        self, ledger: Ledger, *, max_model_len: int, prefix_caching: bool, rename: HashRename | None = None
+        self,
+        ledger: Ledger,
+        *,
+        max_model_len: int,
+        prefix_caching: bool,
+        rename: HashRename | None = None,
+        windowed: bool = False,
     ) -> None:
         self.ledger = ledger
         self._pool = ledger.gpu
         self._max_model_len = max_model_len
+        self._windowed = windowed
         self.watermark_blocks = 0
         self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename)
 
     @classmethod
-    def make(
-        cls,
-        *,
-        block_size: int,
-        num_gpu_blocks: int,
-        num_cpu_blocks: int,
-        max_model_len: int,
-        prefix_caching: bool,
-        rename: HashRename | None = None,
-    ) -> Self:
-        """Rules over a new ledger. `num_gpu_blocks` includes the null block."""
+    def make(cls, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, **values: Any) -> Self:
+        """Rules over a new ledger. `num_gpu_blocks` includes the null block; `values`: those of the rules themselves."""
         ledger = Ledger(block_size, gpu=BlockPool(num_gpu_blocks, num_reserved=1), cpu=BlockPool(num_cpu_blocks))
-        return cls(ledger, max_model_len=max_model_len, prefix_caching=prefix_caching, rename=rename)
+        return cls(ledger, **values)
 
     @property
     def device_pool(self) -> Self:
@@ -104,9 +105,14 @@ class V1PoolRules(NoSwap):
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:
-        """OK or LATER; V1 never answers NEVER."""
-        needed = self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
-        return AllocStatus.OK if needed <= self._pool.num_free else AllocStatus.LATER
+        """NEVER if all their tokens together exceed the pool, whatever runs and whatever is cached.
+
+        With a sliding window only `num_new_tokens` of the first sequence count, as it frees blocks while it goes on.
+        """
+        num_first = num_new_tokens if self._windowed else len(sequences[0].token_ids)
+        if self._num_to_admit(sequences, PrefixHit(), num_first + num_lookahead) > self._pool.num_usable:
+            return AllocStatus.NEVER
+        return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
 
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
@@ -257,6 +263,10 @@ class V1PoolRules(NoSwap):
         return self._num_to_extend(sequences, num_new_tokens)
 
     # --- block needs --------------------------------------------------------------------------------------------------
+
+    def _when(self, num_needed: int) -> AllocStatus:
+        reserve = self.watermark_blocks if self.ledger.tables else 0
+        return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
 
     def _blocks_for(self, num_tokens: int) -> int:
         return self.ledger.blocks_for(min(num_tokens, self._max_model_len))

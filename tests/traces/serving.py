@@ -26,7 +26,10 @@ MAX_STEPS = 400_000
 
 @contextlib.contextmanager
 def exporting(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, **environ: str) -> Iterator[None]:
-    """Services started within export to the receiver."""
+    """Services started within export to the receiver, with these variables.
+
+    Within, set no variable through `monkeypatch`: it would be set back after all is undone here, and so outlive the test.
+    """
     with monkeypatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OTEL_")]:
             patch.delenv(name)

@@ -35,9 +35,8 @@ def test_spans_go_out_over_http_where_the_variables_say_so(
     otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """`http/protobuf`, for all signals or for traces alone: POST /v1/traces."""
-    with posted_to(otlp) as environ, exporting(otlp, monkeypatch, **environ):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        monkeypatch.setenv(variable, "http/protobuf")
+    protocols = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", variable: "http/protobuf"}
+    with posted_to(otlp) as environ, exporting(otlp, monkeypatch, **{**environ, **protocols}):
         service = telemetry.setup("worker")
         service.span("worker.step").end()
         service.shutdown()
@@ -145,9 +144,6 @@ def test_an_ill_collector_costs_spans_alone(
         sending.fail = grpc.StatusCode.INVALID_ARGUMENT
     elif illness == "hangs":
         sending.hang()
-    else:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    gateway = telemetry.setup("gateway")
 
     @run_async
     async def scenario() -> None:
@@ -158,7 +154,11 @@ def test_an_ill_collector_costs_spans_alone(
                 assert len((await s.gateway.end_of(handle)).tokens) == 8
                 root.end()
 
-    scenario()
+    with monkeypatch.context() as patch:
+        if illness == "is gone":
+            patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        gateway = telemetry.setup("gateway")
+        scenario()
     began = time.monotonic()
     gateway.shutdown()
     assert time.monotonic() - began < _SHUTDOWN_S + _SLACK_S

@@ -166,12 +166,12 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> C
         "prefix_caching": limits.prefix_caching,
         "rename": rename,
     }
+    windowed = spec.sliding_window is not None
     if spec.cache == "v1_pool":
-        return V1PoolRules.make(**sizes)
+        return V1PoolRules.make(**sizes, windowed=windowed)
     if spec.cache == "none":
         return NoBlocks(max_model_len=limits.max_model_len)
     if spec.cache == "quire":
-        windowed = spec.sliding_window is not None
         return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks, windowed=windowed)
     sizes |= {"watermark_blocks": spec.watermark_blocks, "sliding_window": spec.sliding_window}
     as_recorded = spec.defects == "recorded"

@@ -13,7 +13,7 @@ from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, sta
 SIZE = 4
 
 
-def make(num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64) -> V1PoolRules:
+def make(num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64, windowed: bool = False) -> V1PoolRules:
     """V1 rules whose device has that many blocks besides the null block."""
     return V1PoolRules.make(
         block_size=SIZE,
@@ -21,6 +21,7 @@ def make(num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64)
         num_cpu_blocks=0,
         max_model_len=max_model_len,
         prefix_caching=caching,
+        windowed=windowed,
     )
 
 
@@ -80,7 +81,7 @@ def test_needs_count_lookahead_up_to_the_model_length() -> None:
     assert rules.extend(a, 2, num_lookahead=9).added == []
     b = prompt("b/0", [1])
     assert rules.can_admit([b], PrefixHit(), 1) is AllocStatus.LATER
-    assert make(2).can_admit([a], PrefixHit(), 6, num_lookahead=3) is AllocStatus.LATER
+    assert make(2).can_admit([a], PrefixHit(), 6, num_lookahead=3) is AllocStatus.NEVER
 
 
 def test_spare_blocks_of_one_are_none_of_another() -> None:
@@ -178,12 +179,23 @@ def test_a_group_starts_again_sharing_the_full_blocks_of_its_prompt() -> None:
     rules = make(6, caching=False)
     group = [KnownSequence(f"a/{i}", [*range(9), *range(90, 90 + n)], 9) for i, n in enumerate([1, 2, 5])]
     assert rules.can_admit(group, PrefixHit(), 10) is AllocStatus.OK
-    smaller = make(5, caching=False)
-    assert smaller.can_admit(group, PrefixHit(), 10) is AllocStatus.LATER
     rules.admit(group, PrefixHit(), 10)
     assert [refs(rules, s) for s in group] == [[3, 3, 1], [3, 3, 1], [3, 3, 1, 1]]
     assert rules.num_free_gpu == 0
     assert not integrity.check(rules.ledger)
+
+
+def test_a_group_too_large_for_the_pool_never_starts_whatever_part_of_it_would() -> None:
+    """R100, R136: its first sequence may start with one token, in 2 shared blocks and 3 of the others, but all its tokens need
+    6; behind a window, where it frees blocks while it goes on, only the start counts."""
+    group = [KnownSequence(f"a/{i}", [*range(9), *range(90, 90 + n)], 9) for i, n in enumerate([1, 2, 5])]
+    busy = make(6, caching=False)
+    start(busy, prompt("b/0", [1]))
+    assert busy.can_admit(group, PrefixHit(), 10) is AllocStatus.LATER
+    assert make(5, caching=False).can_admit(group, PrefixHit(), 1) is AllocStatus.NEVER
+    assert make(5, caching=False, windowed=True).can_admit(group, PrefixHit(), 1) is AllocStatus.OK
+    assert make(5, caching=False, windowed=True).can_admit(group, PrefixHit(), 10) is AllocStatus.NEVER
+    assert make(4, caching=False, windowed=True).can_admit(group, PrefixHit(), 1) is AllocStatus.NEVER
 
 
 def test_the_first_of_a_group_computes_the_shared_prompt_in_place() -> None:

@@ -242,7 +242,7 @@ def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("num_lives", [3, pytest.param(8, marks=pytest.mark.long)])
+@FEW_OR_MANY
 def test_numbers_of_a_shortage_of_blocks_are_those_that_decided(policy: str, num_lives: int) -> None:
     """A request that waits for blocks is told a need that the free blocks do not cover with the watermark on top."""
     for life in lives(policy, range(num_lives)):

@@ -4,7 +4,7 @@ Prefill and decode are not distinguished: each step computes tokens of a sequenc
 computed yet. The size of a chunk of a prompt (chunked prefill): `parts/step_shares`.
 """
 
-from block_manager.cache_rules import AllocStatus
+from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, Preemption, first_refusal, gates_open
 from scheduler_svc.core.parts.progress_guard import STUCK
@@ -118,6 +118,9 @@ class MixedWaiting:
             if group is None:
                 state.journal.stop_all(QueueKind.WAITING, Reason.MAKES_WAY)
                 break
+            if self._progress.may_resume(group.live[0]) and never_fits(group, state):
+                give_up(group, state, builder)
+                continue
             verdict = first_refusal(self._admission, group, state, builder)
             if verdict is AdmissionVerdict.ENTER:
                 verdict = self._start(group, state, builder)
@@ -135,9 +138,6 @@ class MixedWaiting:
         if not self._progress.may_resume(first):
             state.journal.stop(group, Reason.RESULT_PENDING)
             return AdmissionVerdict.STOP
-        if first.num_tokens > state.cache.capacity_tokens:
-            give_up(group, state, builder)
-            return AdmissionVerdict.REJECT
         hit = state.cache.lookup(first)
         builder.lookups.append((group.request.request_id, hit.num_tokens))
         num_wanted = self._shares.wanted_to_start(first, hit, state)
@@ -145,7 +145,11 @@ class MixedWaiting:
         if not num_tokens:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **builder.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
-        if state.cache.can_admit(group.live, hit, num_tokens) is not AllocStatus.OK:
+        status = state.cache.can_admit(group.live, hit, num_tokens)
+        if status is AllocStatus.NEVER:
+            give_up(group, state, builder)
+            return AdmissionVerdict.REJECT
+        if status is AllocStatus.LATER:
             need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return AdmissionVerdict.STOP
@@ -191,8 +195,22 @@ def leave(group: Group, preemption: Preemption, state: CoreState, builder: PlanB
         state.waiting.push_front(group)
 
 
+def never_fits(group: Group, state: CoreState) -> bool:
+    """Whether not even an empty cache could hold the tokens of a waiting group.
+
+    That can become so: what forked late shares most blocks until it is preempted, then only those of the prompt.
+    """
+    live = group.live
+    if len(live) == 1:
+        return live[0].num_tokens > state.cache.capacity_tokens
+    return state.cache.can_admit(live, PrefixHit(), 1) is AllocStatus.NEVER
+
+
 def give_up(group: Group, state: CoreState, builder: PlanBuilder) -> None:
-    """End a group that can never fit, not even alone, so that those behind it are served."""
-    num_tokens = max(sequence.num_tokens for sequence in group.live)
-    why = f"its {num_tokens} tokens need more than the {state.cache.capacity_tokens} that the cache can hold"
+    """End a group that never fits, so that those behind it are served."""
+    live, most = group.live, state.cache.capacity_tokens // state.limits.block_size
+    need = state.cache.num_blocks_to_admit(live, PrefixHit(), live[0].num_tokens)
+    num_tokens = max(sequence.num_tokens for sequence in live)
+    what = f"{num_tokens} tokens" if len(live) == 1 else f"{len(live)} sequences of up to {num_tokens} tokens together"
+    why = f"its {what} need {need} cache blocks, and there are {most}; ask for fewer or shorter outputs"
     builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

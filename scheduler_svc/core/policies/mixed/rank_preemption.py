@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from block_manager.cache_rules import AllocStatus, DevicePool, PrefixHit
+from block_manager.cache_rules import DevicePool, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.preemption import LeastLost
 from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.plan_builder import PlanBuilder
-from scheduler_svc.core.policies.mixed.mixed import leave
+from scheduler_svc.core.policies.mixed.mixed import leave, never_fits
 from scheduler_svc.core.request import Group
 from scheduler_svc.core.state import CoreState
 
@@ -98,10 +98,9 @@ class RankPreemption:
     def _plea(self, head: Group, state: CoreState) -> Plea | None:
         """What the head needs; None where the pool could not hold it even alone."""
         first = head.live[0]
-        hit = state.cache.lookup(first)
-        never = state.cache.can_admit(head.live, hit, 1) is AllocStatus.NEVER
-        if never or first.num_tokens > state.cache.capacity_tokens:
+        if never_fits(head, state):
             return None
+        hit = state.cache.lookup(first)
         return Plea(head, hit, self._shares.wanted_to_start(first, hit, state))
 
     def _fits_surely(self, plea: Plea, state: CoreState, builder: PlanBuilder) -> bool:
