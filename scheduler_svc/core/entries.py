@@ -6,7 +6,7 @@ from block_manager.cache_rules import Pair
 from scheduler_svc.core.request import SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a step.
 
@@ -53,7 +53,7 @@ class StepGrant:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndedSequence:
     """A sequence that ended. `request_done`: it was the last of its request."""
 

@@ -19,12 +19,19 @@ Children = dict[str, list[tuple[int, float]]]
 
 @dataclass(slots=True)
 class SequenceInFlight:
-    """One sequence's share of a plan in flight. `ticket`: its group's at that time; ascending within plans of v1."""
+    """One sequence's share of a plan that is being made or is in flight.
+
+    `samples`, `is_prefill`, `num_cached_blocks`: as in `ScheduledSequence`. `ticket`: its group's once the plan is
+    made; ascending within plans of v1.
+    """
 
     sequence: Sequence
     num_tokens: int
     computed_before: int
     num_drafts: int = 0
+    samples: bool = False
+    is_prefill: bool = False
+    num_cached_blocks: int = 0
     ticket: int = -1
 
     @property
@@ -78,17 +85,26 @@ class AtOnce:
     def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply a result group by group, in scheduled order. Sequences that are gone are skipped."""
         outcome = StepOutcome()
-        for group, members in by_group(flights):
-            for flight in members:
-                self._progress.on_result(flight.sequence, flight.num_tokens)
-            alive = end_failed(members, result, state, outcome)
-            if children := self._children(group, alive, result, state):
-                for flight in alive:
-                    self._progress.on_tokens(flight.sequence, 1, 1, 0)
-                branch(group, children, state, outcome)
-            else:
-                self._continue(alive, result, state, outcome)
+        for members in by_group(flights):
+            self.apply_group(members, result, state, outcome)
         return outcome
+
+    def apply_group(
+        self, members: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
+    ) -> None:
+        """Apply a result to unfinished sequences of one group; adds to `outcome`."""
+        for flight in members:
+            self._progress.on_result(flight.sequence, flight.num_tokens)
+        alive = end_failed(members, result, state, outcome) if result.failed else members
+        children: Children = {}
+        if result.children or result.candidates:
+            children = self._children(members[0].sequence.group, alive, result, state)
+        if children:
+            for flight in alive:
+                self._progress.on_tokens(flight.sequence, 1, 1, 0)
+            branch(members[0].sequence.group, children, state, outcome)
+        else:
+            self._continue(alive, result, state, outcome)
 
     def _children(
         self, group: Group, flights: list[SequenceInFlight], result: StepResult, state: CoreState
@@ -108,27 +124,27 @@ class AtOnce:
         self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
     ) -> None:
         """Append tokens to all sequences of a group, then end those that stop."""
-        ended = []
+        ended, progress = [], self._progress
         for flight in flights:
             sequence = flight.sequence
             if tokens := result.tokens.get(sequence.name):
                 status = append(sequence, tokens, result, state, outcome)
                 taken = len(outcome.entries[-1].token_ids)
-                self._progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
+                progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
                 if sequence.group.place is QueueKind.RUNNING:
-                    self._progress.commit_sampled(sequence, state.cache)
+                    progress.commit_sampled(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
-        outcome.ended += [state.retire(sequence, status) for sequence, status in ended]
+        for sequence, status in ended:
+            outcome.ended.append(state.retire(sequence, status))
 
 
-def by_group(flights: list[SequenceInFlight]) -> list[tuple[Group, list[SequenceInFlight]]]:
+def by_group(flights: list[SequenceInFlight]) -> list[list[SequenceInFlight]]:
     """Unfinished sequences by group, ordered by the first sequence of each."""
-    groups: dict[int, tuple[Group, list[SequenceInFlight]]] = {}
+    groups: dict[int, list[SequenceInFlight]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:
-            group = flight.sequence.group
-            groups.setdefault(id(group), (group, []))[1].append(flight)
+            groups.setdefault(id(flight.sequence.group), []).append(flight)
     return list(groups.values())
 
 
@@ -150,7 +166,8 @@ def append(
 def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOutcome) -> None:
     """Report the tokens of a sequence from output offset `offset` on, and add their logprobs to its total."""
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
-    sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
+    if result.logprobs:
+        sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
     outcome.entries.append(SequenceTokens(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
 
 

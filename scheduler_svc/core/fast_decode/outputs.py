@@ -126,20 +126,16 @@ class FastOutputs:
         """Apply ends, block registration and objects in the order of one loop over the running groups."""
         rows = self._rows
         ended = over.tolist()
+        rows.write_back(ended)
         for ticket, members in _by_ticket(loose):
             if len(over) or len(full):
                 end = int(rows.tickets.searchsorted(ticket))
                 over, full = self._settle_rows(over, full, end, state, outcome)
-            later = self._inner.apply(members, result, state)
-            outcome.tickets += [ticket] * len(later.entries)
-            outcome.entries += later.entries
-            outcome.ended += later.ended
-            outcome.dropped += later.dropped
+            self._inner.apply_group(members, result, state, outcome)
+            outcome.tickets += [ticket] * (len(outcome.entries) - len(outcome.tickets))
         self._settle_rows(over, full, len(rows.members), state, outcome)
         if ended:
-            keep = np.ones(len(rows.members), np.bool_)
-            keep[ended] = False
-            rows.remove(keep)
+            rows.remove(ended)
 
     def _settle_rows(
         self, over: Ints, full: Ints, end: int, state: CoreState, outcome: StepOutcome
@@ -154,7 +150,6 @@ class FastOutputs:
 
     def _end(self, row: int, state: CoreState) -> EndedSequence:
         group = self._rows.members[row]
-        self._rows.write_back(row)
         sequence = group.sequences[0]
         status = check_stop(sequence, state.max_total_tokens)
         assert status is not None

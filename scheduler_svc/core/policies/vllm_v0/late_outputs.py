@@ -67,7 +67,7 @@ class OneStepLate:
     def _count(
         self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
     ) -> None:
-        for _, members in by_group(flights):
+        for members in by_group(flights):
             for flight in members:
                 self._progress.on_result(flight.sequence, flight.num_tokens)
             for flight in end_failed(members, result, state, outcome):
