@@ -270,8 +270,7 @@ class V1PoolRules(NoSwap):
 
     def _num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
         needed = self._num_blocks_of_first(sequences, hit.num_tokens + num_new_tokens) - len(hit.block_ids)
-        if hit.block_ids:
-            needed += list(map(self._pool.refs.__getitem__, hit.block_ids)).count(0)
+        needed += list(map(self._pool.refs.__getitem__, hit.block_ids)).count(0)
         for other in sequences[1:]:
             needed += self._blocks_for(len(other.token_ids)) - self._num_prompt_blocks(sequences[0])
         return needed

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Pair
-from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.core.request import Sequence, SequenceStatus
 
 
 @dataclass(slots=True)
@@ -40,6 +40,30 @@ class ScheduledSequence:
     num_cached_blocks: int = 0
     num_children: int = 1
     told_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SequenceInFlight:
+    """One sequence's share of a plan that is being made or is in flight; fields as in `ScheduledSequence`.
+
+    `ticket`: its group's once the plan is made; ascending within plans of v1.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    computed_before: int
+    num_drafts: int = 0
+    samples: bool = False
+    is_prefill: bool = False
+    num_cached_blocks: int = 0
+    ticket: int = -1
+
+    @property
+    def has_left(self) -> bool:
+        """True if the sequence was preempted since: the blocks it was to fill are reused, or are free and still
+        cached.
+        """
+        return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
 
 
 @dataclass(frozen=True, slots=True)

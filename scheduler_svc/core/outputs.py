@@ -4,10 +4,10 @@
 next step.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_svc.core import beam_search
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
@@ -15,31 +15,6 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
 
 Children = dict[str, list[tuple[int, float]]]
-
-
-@dataclass(slots=True)
-class SequenceInFlight:
-    """One sequence's share of a plan that is being made or is in flight.
-
-    `samples`, `is_prefill`, `num_cached_blocks`: as in `ScheduledSequence`. `ticket`: its group's once the plan is
-    made; ascending within plans of v1.
-    """
-
-    sequence: Sequence
-    num_tokens: int
-    computed_before: int
-    num_drafts: int = 0
-    samples: bool = False
-    is_prefill: bool = False
-    num_cached_blocks: int = 0
-    ticket: int = -1
-
-    @property
-    def has_left(self) -> bool:
-        """True if the sequence was preempted since: the blocks it was to fill are reused, or are free and still
-        cached.
-        """
-        return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
 
 
 class OutputRules(Protocol):
@@ -96,10 +71,7 @@ class AtOnce:
         for flight in members:
             self._progress.on_result(flight.sequence, flight.num_tokens)
         alive = end_failed(members, result, state, outcome) if result.failed else members
-        children: Children = {}
-        if result.children or result.candidates:
-            children = self._children(members[0].sequence.group, alive, result, state)
-        if children:
+        if children := self._children(members[0].sequence.group, alive, result, state):
             for flight in alive:
                 self._progress.on_tokens(flight.sequence, 1, 1, 0)
             branch(members[0].sequence.group, children, state, outcome)
@@ -110,6 +82,8 @@ class AtOnce:
         self, group: Group, flights: list[SequenceInFlight], result: StepResult, state: CoreState
     ) -> Children:
         """The group's branches: those in the result, or those that beam search chooses from its candidates."""
+        if not (result.children or result.candidates):
+            return {}
         names = [flight.sequence.name for flight in flights]
         if any(name in result.candidates for name in names):
             return beam_search.decide(group, result.candidates, state.max_total_tokens)
@@ -135,8 +109,7 @@ class AtOnce:
                     progress.commit_sampled(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
-        for sequence, status in ended:
-            outcome.ended.append(state.retire(sequence, status))
+        outcome.ended += [state.retire(sequence, status) for sequence, status in ended]
 
 
 def by_group(flights: list[SequenceInFlight]) -> list[list[SequenceInFlight]]:

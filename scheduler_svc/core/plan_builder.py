@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
-from scheduler_svc.core.entries import BlockMoves, StepGrant
+from scheduler_svc.core.entries import BlockMoves, SequenceInFlight, StepGrant
 from scheduler_svc.core.fast_decode.share import FastShare
-from scheduler_svc.core.outputs import SequenceInFlight
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.reasons import Revocation
@@ -94,23 +93,16 @@ class PlanBuilder:
 
     def commit(self, state: CoreState) -> None:
         """Commit the step to the cache: record which blocks count as computed and when they were accessed."""
-        for together in self._decoding_together() if state.num_wide else [[e] for e in self.entries.values()]:
-            num_cached = state.cache.num_computed_blocks([e.sequence for e in together])
-            for entry in together:
-                entry.num_cached_blocks = num_cached
-        planned = [entry.sequence for entry in self.entries.values()]
-        state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
-
-    def _decoding_together(self) -> list[list[SequenceInFlight]]:
-        """Entries by group, those in prefill one by one."""
         by_group: dict[int, list[SequenceInFlight]] = {}
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
-        return [
-            together
-            for entries in by_group.values()
-            for together in ([[e] for e in entries] if entries[0].is_prefill else [entries])
-        ]
+        for entries in by_group.values():
+            for together in [[e] for e in entries] if entries[0].is_prefill else [entries]:
+                num_cached = state.cache.num_computed_blocks([e.sequence for e in together])
+                for entry in together:
+                    entry.num_cached_blocks = num_cached
+        planned = [entry.sequence for entry in self.entries.values()]
+        state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
 
     def _idle_siblings(self, planned: list[Sequence]) -> list[Sequence]:
         """Live sequences without a share in groups that have one; their scheduled token count is set to 0."""

@@ -3,7 +3,7 @@
 Whether a plan is sent while another runs: `loop/step_pipelining`.
 """
 
-from scheduler_svc.core.outputs import SequenceInFlight
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, Sequence

@@ -7,10 +7,11 @@ from operator import attrgetter
 import numpy as np
 
 from block_manager.cache_rules import DevicePool
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
 from scheduler_svc.core.fast_decode.rows import NO_TOKEN, FastInFlight, FastRows, Ints
 from scheduler_svc.core.fast_decode.share import FastRuns
-from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
+from scheduler_svc.core.outputs import AtOnce
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState

@@ -6,7 +6,7 @@ row and moved to `token_ids` when it is full.
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ MAX_STOP_IDS = 4
 NO_TOKEN = -1
 RING_BLOCKS = 4
 _ALL = slice(None)
-_NUM_COUNTERS = 10
+_NUM_COUNTERS = 11
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class FastRows:
     """Owner of the arrays, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
 
     - `known`, `computed`, `placeholders`: the counters of `Sequence`.
-    - `ends_at`: prompt length + max_tokens.
+    - `prompts`: prompt lengths; `ends_at`: prompt length + max_tokens.
     - `may_stop_at`: no stop rule applies below this length.
     - `capacity`: tokens that the block table can hold.
     - `next_full`: length at which the next block is full and can be registered.
@@ -59,6 +59,7 @@ class FastRows:
     known: Ints
     computed: Ints
     placeholders: Ints
+    prompts: Ints
     ends_at: Ints
     may_stop_at: Ints
     capacity: Ints
@@ -86,8 +87,8 @@ class FastRows:
     def _hold(self, columns: Ints) -> None:
         """Replace all arrays, in the order of `_counters`."""
         self._columns = columns
-        self.tickets, self.known, self.computed, self.placeholders, self.ends_at, *others = columns[:_NUM_COUNTERS]
-        self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
+        self.tickets, self.known, self.computed, self.placeholders, self.prompts, *others = columns[:_NUM_COUNTERS]
+        self.ends_at, self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
         self.stop_ids = columns[_NUM_COUNTERS:]
 
     # --- joining and leaving -------------------------------------------------------------------------------------
@@ -113,6 +114,7 @@ class FastRows:
             num_tokens,
             sequence.num_computed_tokens,
             sequence.num_placeholders,
+            num_prompt_tokens,
             num_prompt_tokens + stop.max_tokens,
             num_prompt_tokens + max(1, stop.min_tokens),
             len(end.table) * self.block_size,
@@ -169,7 +171,8 @@ class FastRows:
         ends = pairwise([-1, *gone, len(self.members)])
         stay = [slice(0, 0), *(slice(before + 1, row) for before, row in ends if row > before + 1)]
         self._hold(np.concatenate([self._columns[:, piece] for piece in stay], axis=1))
-        self.members, self.ends = _joined(self.members, stay), _joined(self.ends, stay)
+        self.members = list(chain.from_iterable([self.members[piece] for piece in stay]))
+        self.ends = list(chain.from_iterable([self.ends[piece] for piece in stay]))
 
     def _move(self, flight: FastInFlight, keep: Flags) -> None:
         stays = (flight.rows >= 0) & keep[flight.rows]
@@ -275,14 +278,6 @@ class FastRows:
         over &= known >= self.may_stop_at[at]
         over |= known >= max_total_tokens
         return over
-
-
-def _joined(items: list[Any], pieces: list[slice]) -> list[Any]:
-    """Those pieces of a list as one."""
-    joined: list[Any] = []
-    for piece in pieces:
-        joined += items[piece]
-    return joined
 
 
 def can_join(sequence: Sequence) -> bool:

@@ -36,16 +36,16 @@ class Sample:
 
     def mean_above(self, numbers: Floats) -> Floats:
         """For each number the mean of the larger values; infinite where there is none."""
-        ascending, sums = self._tabulate()
-        first = np.searchsorted(ascending, numbers, side="right")
-        num_larger = len(ascending) - first
-        return np.where(num_larger > 0, sums[first] / np.maximum(1, num_larger), np.inf)
+        ascending, means = self._tabulate()
+        above: Floats = means[ascending.searchsorted(numbers, "right")]
+        return above
 
     def _tabulate(self) -> tuple[Floats, Floats]:
-        """All values in ascending order, and the suffix sums."""
+        """All values in ascending order, and the mean from each on; infinite behind the last."""
         if self._tables is None:
             ascending = np.sort(np.array(self._recent, np.float64))
-            self._tables = ascending, np.concatenate([np.cumsum(ascending[::-1])[::-1], np.zeros(1)])
+            means = ascending[::-1].cumsum()[::-1] / np.arange(len(ascending), 0, -1)
+            self._tables = ascending, np.append(means, np.inf)
         return self._tables
 
 

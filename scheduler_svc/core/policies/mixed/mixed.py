@@ -151,7 +151,7 @@ class MixedWaiting:
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return AdmissionVerdict.STOP
         state.cache.admit(live, hit, num_tokens)
-        self._enter(group, live, hit.num_tokens, state, builder)
+        self._enter(live, hit.num_tokens, state, builder)
         self._schedule(live, num_tokens, builder)
         return AdmissionVerdict.ENTER
 
@@ -166,10 +166,9 @@ class MixedWaiting:
             builder.add(first, num_tokens)
 
     @staticmethod
-    def _enter(
-        group: Group, live: list[Sequence], num_cached_tokens: int, state: CoreState, builder: PlanBuilder
-    ) -> None:
+    def _enter(live: list[Sequence], num_cached_tokens: int, state: CoreState, builder: PlanBuilder) -> None:
         first, *siblings = live
+        group = first.group
         first.num_computed_tokens = num_cached_tokens
         state.waiting.remove(group)
         state.running.append(group)
