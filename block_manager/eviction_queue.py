@@ -21,16 +21,12 @@ class EvictionQueue:
         self._prev[first] = self._end
         self._next[self._end] = first
         self._prev[self._end] = num_blocks - 1
-        self._free = [False] * first + [True] * (num_blocks - first)
         self._len = num_blocks - first
         if not self._len:
             self._next[self._end] = self._prev[self._end] = self._end
 
     def __len__(self) -> int:
         return self._len
-
-    def __contains__(self, block: int) -> bool:
-        return self._free[block]
 
     def __iter__(self) -> Iterator[int]:
         block = self._next[self._end]
@@ -41,13 +37,8 @@ class EvictionQueue:
     def pop_many(self, count: int) -> list[int]:
         """Remove and return the first `count` blocks, which must exist."""
         assert count <= self._len
-        following, free = self._next, self._free
-        block = self._end
-        blocks = []
-        for _ in range(count):
-            block = following[block]
-            free[block] = False
-            blocks.append(block)
+        following, block = self._next, self._end
+        blocks = [block := following[block] for _ in range(count)]
         after = following[block]
         following[self._end], self._prev[after] = after, self._end
         self._len -= count
@@ -61,21 +52,18 @@ class EvictionQueue:
         grown.extend(order)
         vars(self).update(vars(grown))
 
-    def remove(self, block: int) -> None:
-        """Remove a block anywhere in the queue (a prefix hit on a free block)."""
-        assert self._free[block], f"block {block} is not free"
-        before, after = self._prev[block], self._next[block]
-        self._next[before], self._prev[after] = after, before
-        self._free[block] = False
-        self._len -= 1
+    def remove(self, blocks: list[int]) -> None:
+        """Remove blocks anywhere in the queue (a prefix hit on free blocks)."""
+        following, before = self._next, self._prev
+        for block in blocks:
+            following[before[block]], before[following[block]] = following[block], before[block]
+        self._len -= len(blocks)
 
     def extend(self, blocks: list[int], pool: object = None) -> None:
         """Append freed blocks at the tail, whatever they hold."""
-        following, before, free = self._next, self._prev, self._free
+        following, before = self._next, self._prev
         last = before[self._end]
         for block in blocks:
-            assert not free[block], f"block {block} is already free"
-            free[block] = True
             following[last], before[block] = block, last
             last = block
         following[last], before[self._end] = self._end, last

@@ -49,10 +49,9 @@ class HashChain:
         if self._hasher is None:
             self._hasher = hashlib.sha256(self._seed + self._data(token_ids[: have * size]))
         if num_blocks > have:
-            update, digest, add = self._hasher.update, self._hasher.digest, self._hashes.append
-            for block in blocks_in(self._data(token_ids[have * size : num_blocks * size]), size):
-                update(block)
-                add(digest())
+            update, digest = self._hasher.update, self._hasher.digest
+            blocks = blocks_in(self._data(token_ids[have * size : num_blocks * size]), size)
+            self._hashes += [digest() for _ in map(update, blocks)]  # each digest follows the update with its block
         return self._hashes
 
     def block(self, index: int, data: bytes) -> bytes:

@@ -27,14 +27,13 @@ class FreeBlocks(Protocol):
     """The free blocks of a pool and the order in which they are reused."""
 
     def __len__(self) -> int: ...
-    def __contains__(self, block: int) -> bool: ...
     def __iter__(self) -> Iterator[int]: ...
 
     def pop_many(self, count: int) -> list[int]:
         """Remove and return the next `count` blocks, which must exist."""
 
-    def remove(self, block: int) -> None:
-        """Remove a free block, to be used with its contents."""
+    def remove(self, blocks: list[int]) -> None:
+        """Remove free blocks, to be used with their contents."""
 
     def extend(self, blocks: list[int], pool: "BlockPool") -> None:
         """Add freed blocks of this pool, in this order."""
@@ -88,28 +87,30 @@ class BlockPool:
         """
         if count > self.num_free:
             raise IndexError(f"{count} blocks requested, {self.num_free} free")
-        refs, hash_of, times = self.refs, self.hash_of, self.last_accessed
+        refs, times = self.refs, self.last_accessed
         blocks = self.free_blocks.pop_many(count)
         self.num_free -= count
         for block in blocks:
             refs[block] = 1
             times[block] = NEVER_ACCESSED
-            if hash_of[block] is not None:
+        if self._num_free_hashed:
+            for block in filter(self.hash_of.__getitem__, blocks):
                 self._num_free_hashed -= 1
                 self._forget(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
         """Increment each block's refcount, reviving cached free blocks. Reserved blocks are skipped."""
-        refs = self.refs
+        refs, revived = self.refs, []
         for block in blocks:
-            if refs[block] == 0:
+            if not refs[block]:
                 if block in self.reserved:
                     continue
-                self.free_blocks.remove(block)
-                self.num_free -= 1
-                self._num_free_hashed -= self.hash_of[block] is not None
+                revived.append(block)
             refs[block] += 1
+        if revived:
+            self.free_blocks.remove(revived)
+            self._count_free(revived, -1)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Decrement each block's refcount; blocks that reach zero become free, in the order given. Reserved blocks
@@ -119,11 +120,12 @@ class BlockPool:
         """
         refs, freed = self.refs, []
         for block in blocks:
-            if refs[block] > 1:
-                refs[block] -= 1
-            elif refs[block]:
+            count = refs[block]
+            if count == 1:
                 refs[block] = 0
                 freed.append(block)
+            elif count:
+                refs[block] = count - 1
             elif block not in self.reserved:
                 self._free(freed)
                 raise ValueError(f"block {block} is already free")
@@ -195,10 +197,8 @@ class BlockPool:
 
     def find_run(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the leading hashes that are cached."""
-        by_hash = self._by_hash
         blocks = []
-        for block_hash in hashes:
-            known = by_hash.get(block_hash)
+        for known in map(self._by_hash.get, hashes):
             if known is None:
                 break
             blocks.append(known[0] if isinstance(known, list) else known)
@@ -221,9 +221,14 @@ class BlockPool:
         self._num_free_hashed = 0
 
     def _free(self, blocks: list[int]) -> None:
-        self._num_free_hashed += len(blocks) - [self.hash_of[block] for block in blocks].count(None)
-        self.num_free += len(blocks)
+        self._count_free(blocks, 1)
         self.free_blocks.extend(blocks, self)
+
+    def _count_free(self, blocks: list[int], sign: int) -> None:
+        """Count blocks that became free (1) or are used again with their contents (-1)."""
+        self.num_free += sign * len(blocks)
+        if self._by_hash:
+            self._num_free_hashed += sign * (len(blocks) - list(map(self.hash_of.__getitem__, blocks)).count(None))
 
     def _register_beside(self, blocks: list[int], hashes: list[bytes], known: list[int | list[int]]) -> None:
         """Record blocks for hashes that have a block already (`known`); lookups return the older one."""

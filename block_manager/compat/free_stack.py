@@ -15,9 +15,6 @@ class FreeStack:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._blocks
-
     def __iter__(self) -> Iterator[int]:
         return reversed(self._blocks)
 
@@ -29,9 +26,10 @@ class FreeStack:
         """Remove and return the next `count` blocks, which must exist."""
         return [self.pop() for _ in range(count)]
 
-    def remove(self, block: int) -> None:
-        """Remove a block anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
-        self._blocks.remove(block)
+    def remove(self, blocks: list[int]) -> None:
+        """Remove blocks anywhere in the stack; O(n), which is fine as blocks without contents are never hit."""
+        for block in blocks:
+            self._blocks.remove(block)
 
     def extend(self, blocks: list[int], pool: BlockPool) -> None:
         """Add freed blocks."""
@@ -57,9 +55,6 @@ class StackThenEvictor:
     def __len__(self) -> int:
         return len(self._blank) + len(self.evictor)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self.evictor or block in self._blank
-
     def __iter__(self) -> Iterator[int]:
         yield from self._blank
         yield from self.evictor
@@ -76,9 +71,10 @@ class StackThenEvictor:
         """Remove and return the next `count` blocks, which must exist."""
         return [self.pop() for _ in range(count)]
 
-    def remove(self, block: int) -> None:
-        """Remove a freed block from the evictor, on a hit."""
-        self.evictor.remove(block)
+    def remove(self, blocks: list[int]) -> None:
+        """Remove freed blocks from the evictor, on a hit."""
+        for block in blocks:
+            self.evictor.remove(block)
 
     def extend(self, blocks: list[int], pool: BlockPool) -> None:
         """Add freed blocks."""

@@ -279,10 +279,11 @@ class V1PoolRules(NoSwap):
         return max(self._blocks_for(num_tokens), shared)
 
     def _num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
-        revived = sum(self._pool.refs[block] == 0 for block in hit.block_ids)
-        first = self._num_blocks_of_first(sequences, hit.num_tokens + num_new_tokens) - len(hit.block_ids)
-        shared = self._num_prompt_blocks(sequences[0])
-        return revived + first + sum(self._blocks_for(len(s.token_ids)) - shared for s in sequences[1:])
+        needed = self._num_blocks_of_first(sequences, hit.num_tokens + num_new_tokens) - len(hit.block_ids)
+        needed += list(map(self._pool.refs.__getitem__, hit.block_ids)).count(0)
+        for other in sequences[1:]:
+            needed += self._blocks_for(len(other.token_ids)) - self._num_prompt_blocks(sequences[0])
+        return needed
 
     def _num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         goals = [(s, self.ledger.tables[s.name], s.num_computed_tokens + num_new_tokens) for s in sequences]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Pair
-from scheduler_svc.core.request import SequenceStatus
+from scheduler_svc.core.request import Sequence, SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's share of a step.
 
@@ -42,6 +42,30 @@ class ScheduledSequence:
     told_token_ids: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class SequenceInFlight:
+    """One sequence's share of a plan that is being made or is in flight; fields as in `ScheduledSequence`.
+
+    `ticket`: its group's once the plan is made; ascending within plans of v1.
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    computed_before: int
+    num_drafts: int = 0
+    samples: bool = False
+    is_prefill: bool = False
+    num_cached_blocks: int = 0
+    ticket: int = -1
+
+    @property
+    def has_left(self) -> bool:
+        """True if the sequence was preempted since: the blocks it was to fill are reused, or are free and still
+        cached.
+        """
+        return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
+
+
 @dataclass(frozen=True, slots=True)
 class StepGrant:
     """Steps that the worker may repeat after a plan (`policies/mixed/decode_grants`).
@@ -53,7 +77,7 @@ class StepGrant:
     stop_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndedSequence:
     """A sequence that ended. `request_done`: it was the last of its request."""
 

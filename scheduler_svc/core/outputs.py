@@ -4,10 +4,10 @@
 next step.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_svc.core import beam_search
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind, Sequence, SequenceStatus
@@ -15,24 +15,6 @@ from scheduler_svc.core.state import CoreState
 from scheduler_svc.core.stop_rules import check_stop
 
 Children = dict[str, list[tuple[int, float]]]
-
-
-@dataclass(slots=True)
-class SequenceInFlight:
-    """One sequence's share of a plan in flight. `ticket`: its group's at that time; ascending within plans of v1."""
-
-    sequence: Sequence
-    num_tokens: int
-    computed_before: int
-    num_drafts: int = 0
-    ticket: int = -1
-
-    @property
-    def has_left(self) -> bool:
-        """True if the sequence was preempted since: the blocks it was to fill are reused, or are free and still
-        cached.
-        """
-        return self.ticket != self.sequence.group.ticket or self.sequence.status is not SequenceStatus.RUNNING
 
 
 class OutputRules(Protocol):
@@ -78,22 +60,30 @@ class AtOnce:
     def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
         """Apply a result group by group, in scheduled order. Sequences that are gone are skipped."""
         outcome = StepOutcome()
-        for group, members in by_group(flights):
-            for flight in members:
-                self._progress.on_result(flight.sequence, flight.num_tokens)
-            alive = end_failed(members, result, state, outcome)
-            if children := self._children(group, alive, result, state):
-                for flight in alive:
-                    self._progress.on_tokens(flight.sequence, 1, 1, 0)
-                branch(group, children, state, outcome)
-            else:
-                self._continue(alive, result, state, outcome)
+        for members in by_group(flights):
+            self.apply_group(members, result, state, outcome)
         return outcome
+
+    def apply_group(
+        self, members: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
+    ) -> None:
+        """Apply a result to unfinished sequences of one group; adds to `outcome`."""
+        for flight in members:
+            self._progress.on_result(flight.sequence, flight.num_tokens)
+        alive = end_failed(members, result, state, outcome) if result.failed else members
+        if children := self._children(members[0].sequence.group, alive, result, state):
+            for flight in alive:
+                self._progress.on_tokens(flight.sequence, 1, 1, 0)
+            branch(members[0].sequence.group, children, state, outcome)
+        else:
+            self._continue(alive, result, state, outcome)
 
     def _children(
         self, group: Group, flights: list[SequenceInFlight], result: StepResult, state: CoreState
     ) -> Children:
         """The group's branches: those in the result, or those that beam search chooses from its candidates."""
+        if not (result.children or result.candidates):
+            return {}
         names = [flight.sequence.name for flight in flights]
         if any(name in result.candidates for name in names):
             return beam_search.decide(group, result.candidates, state.max_total_tokens)
@@ -108,27 +98,26 @@ class AtOnce:
         self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
     ) -> None:
         """Append tokens to all sequences of a group, then end those that stop."""
-        ended = []
+        ended, progress = [], self._progress
         for flight in flights:
             sequence = flight.sequence
             if tokens := result.tokens.get(sequence.name):
                 status = append(sequence, tokens, result, state, outcome)
                 taken = len(outcome.entries[-1].token_ids)
-                self._progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
+                progress.on_tokens(sequence, len(tokens), taken, flight.num_drafts)
                 if sequence.group.place is QueueKind.RUNNING:
-                    self._progress.commit_sampled(sequence, state.cache)
+                    progress.commit_sampled(sequence, state.cache)
                 if status is not None:
                     ended.append((sequence, status))
         outcome.ended += [state.retire(sequence, status) for sequence, status in ended]
 
 
-def by_group(flights: list[SequenceInFlight]) -> list[tuple[Group, list[SequenceInFlight]]]:
+def by_group(flights: list[SequenceInFlight]) -> list[list[SequenceInFlight]]:
     """Unfinished sequences by group, ordered by the first sequence of each."""
-    groups: dict[int, tuple[Group, list[SequenceInFlight]]] = {}
+    groups: dict[int, list[SequenceInFlight]] = {}
     for flight in flights:
         if not flight.sequence.status.is_finished:
-            group = flight.sequence.group
-            groups.setdefault(id(group), (group, []))[1].append(flight)
+            groups.setdefault(id(flight.sequence.group), []).append(flight)
     return list(groups.values())
 
 
@@ -150,7 +139,8 @@ def append(
 def report(sequence: Sequence, offset: int, result: StepResult, outcome: StepOutcome) -> None:
     """Report the tokens of a sequence from output offset `offset` on, and add their logprobs to its total."""
     taken = sequence.token_ids[sequence.num_prompt_tokens + offset :]
-    sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
+    if result.logprobs:
+        sequence.cumulative_logprob += sum(result.logprobs.get(sequence.name, ())[: len(taken)])
     outcome.entries.append(SequenceTokens(sequence.name, sequence.request.request_id, sequence.index, offset, taken))
 
 

@@ -7,7 +7,6 @@ Sequences are named `<request id>/<index>`. Block ids are zero-based per device;
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from heapq import merge
 from operator import itemgetter
 
 from block_manager.cache_rules import Pair
@@ -96,8 +95,8 @@ class StepPlan:
         if self.fast is None:
             return self.entries
         if self.written_out is None:
-            loose = zip(self.tickets, self.entries, strict=True)
-            self.written_out = [entry for _, entry in merge(loose, self.fast.entries(), key=itemgetter(0))]
+            entries = [*zip(self.tickets, self.entries, strict=True), *self.fast.entries()]
+            self.written_out = [entry for _, entry in sorted(entries, key=itemgetter(0))]
         return self.written_out
 
     @property
@@ -186,5 +185,5 @@ class StepOutcome:
         runs = self.fast.runs()
         if not self.entries:
             return runs
-        loose = zip(self.tickets, self.entries, strict=True)
-        return [run for _, run in merge(loose, zip(self.fast.tickets(), runs, strict=True), key=itemgetter(0))]
+        both = [*zip(self.tickets, self.entries, strict=True), *zip(self.fast.tickets(), runs, strict=True)]
+        return [run for _, run in sorted(both, key=itemgetter(0))]

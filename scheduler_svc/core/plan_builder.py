@@ -3,26 +3,13 @@
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import Growth
-from scheduler_svc.core.entries import BlockMoves, StepGrant
+from scheduler_svc.core.entries import BlockMoves, SequenceInFlight, StepGrant
 from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.budget import StepBudget
 from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
 from scheduler_svc.core.reasons import Revocation
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
-
-
-@dataclass(slots=True)
-class PlannedEntry:
-    """One sequence's share so far."""
-
-    sequence: Sequence
-    num_tokens: int
-    computed_before: int
-    num_drafts: int = 0
-    num_cached_blocks: int = 0
-    samples: bool = False
-    is_prefill: bool = False
 
 
 @dataclass(slots=True)
@@ -46,7 +33,7 @@ class PlanBuilder:
     lane: int = 0
     takes_lane: bool = False
     has_own_worker: bool = False
-    entries: dict[str, PlannedEntry] = field(default_factory=dict)
+    entries: dict[str, SequenceInFlight] = field(default_factory=dict)
     growth: dict[str, Growth] = field(default_factory=dict)
     lora_ids: dict[int, None] = field(default_factory=dict)
     swap_in: BlockMoves = field(default_factory=BlockMoves)
@@ -79,7 +66,7 @@ class PlanBuilder:
         sequence.num_scheduled_tokens = num_tokens
         reach = sequence.num_computed_tokens + num_tokens
         target = sequence.num_tokens + sequence.num_placeholders
-        self.entries[sequence.name] = PlannedEntry(
+        self.entries[sequence.name] = SequenceInFlight(
             sequence,
             num_tokens,
             sequence.num_computed_tokens,
@@ -106,7 +93,7 @@ class PlanBuilder:
 
     def commit(self, state: CoreState) -> None:
         """Commit the step to the cache: record which blocks count as computed and when they were accessed."""
-        by_group: dict[int, list[PlannedEntry]] = {}
+        by_group: dict[int, list[SequenceInFlight]] = {}
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
         for entries in by_group.values():
@@ -130,8 +117,9 @@ class PlanBuilder:
         """The finished plan, with the current queue lengths."""
         scheduled, tickets = [], []
         for entry in self.entries.values():
+            entry.ticket = entry.sequence.group.ticket
             scheduled.append(self._freeze(entry, state))
-            tickets.append(entry.sequence.group.ticket)
+            tickets.append(entry.ticket)
         events, head_numbers = state.journal.take()
         finished: list[str] = []
         if not self.is_repeat:  # which is not sent
@@ -195,7 +183,7 @@ class PlanBuilder:
         room = min(state.max_total_tokens - e.sequence.num_tokens for e in entries)
         return max(1, min(1 + self.num_lookahead_slots, room))
 
-    def _freeze(self, entry: PlannedEntry, state: CoreState) -> ScheduledSequence:
+    def _freeze(self, entry: SequenceInFlight, state: CoreState) -> ScheduledSequence:
         """A plan entry. A sequence with a rewritten block table is sent to the worker as fresh."""
         sequence = entry.sequence
         growth = self.growth.get(sequence.name)
@@ -225,7 +213,7 @@ class PlanBuilder:
         )
 
 
-def _told(entry: PlannedEntry) -> list[int]:
+def _told(entry: SequenceInFlight) -> list[int]:
     """The last token of a beam, which the core chose; the worker knows the tokens before it."""
     sequence = entry.sequence
     is_chosen = sequence.request.beam is not None and entry.samples and sequence.num_output_tokens > 0

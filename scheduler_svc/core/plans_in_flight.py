@@ -3,7 +3,7 @@
 Whether a plan is sent while another runs: `loop/step_pipelining`.
 """
 
-from scheduler_svc.core.outputs import SequenceInFlight
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.request import Group, Sequence
@@ -28,10 +28,7 @@ class PlansInFlight:
             self._state.fast_rows.take_off(plan.step, plan.fast.rows, plan.fast.computed_before)
         if plan.swapped_out:
             self._moved[plan.step] = list(plan.swapped_out)
-        self._by_step[plan.step] = [
-            SequenceInFlight(e.sequence, e.num_tokens, e.computed_before, e.num_drafts, e.sequence.group.ticket)
-            for e in builder.entries.values()
-        ]
+        self._by_step[plan.step] = list(builder.entries.values())
 
     def land(self, step: int) -> list[SequenceInFlight]:
         """Remove and return the shares of a finished plan; its fast-decode rows stay until they are applied."""

@@ -196,7 +196,7 @@ class Group:
     @property
     def is_finished(self) -> bool:
         """True if all its sequences have finished."""
-        return not self.live
+        return all([s.status > _SWAPPED for s in self.sequences])
 
     @property
     def needs_result(self) -> bool:
@@ -307,7 +307,7 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """True if all sequences have finished."""
-        return all(group.is_finished for group in self.groups)
+        return all([group.is_finished for group in self.groups])
 
     @property
     def unfinished(self) -> list[Sequence]:

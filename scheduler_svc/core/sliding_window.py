@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from block_manager.cache_rules import CachedSequence
-from scheduler_svc.core.outputs import OutputRules, SequenceInFlight
+from scheduler_svc.core.entries import SequenceInFlight
+from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState

@@ -63,7 +63,7 @@ class CoreState:
     @property
     def num_running_seqs(self) -> int:
         """Sequences that the running groups have or will have."""
-        return sum(group.max_num_running_seqs for group in self.running)
+        return sum(group.max_num_running_seqs for group in self.running) if self.num_wide else len(self.running)
 
     def take_out(self, group: Group) -> None:
         """Remove a group from its queue."""
@@ -85,12 +85,13 @@ class CoreState:
         group.place = QueueKind.RUNNING
         group.ticket = self.num_started
         self.num_started += 1
-        for sequence in group.live:
+        live = group.live
+        for sequence in live:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
         self.account.started(group)
-        self.journal.runs(group, group.live[0].num_computed_tokens)
+        self.journal.runs(group, live[0].num_computed_tokens)
 
     def shortage(self, need: int) -> Numbers:
         """The numbers of NEED_BLOCKS: blocks needed, free, and kept free by the watermark."""
@@ -107,21 +108,21 @@ class CoreState:
 
     def end(self, sequence: Sequence, status: SequenceStatus, error: str | None = None) -> EndedSequence:
         """End a sequence without freeing blocks: they are freed already, or must not be."""
-        if len(sequence.group.sequences) > 1 and sequence.group.live[:1] == [sequence]:
-            leave_to_siblings(sequence.group)
+        group, request, done = sequence.group, sequence.group.request, False
+        if len(group.sequences) > 1 and group.live[:1] == [sequence]:
+            leave_to_siblings(group)
         self.cache.forget(sequence)
         self.leave_worker(sequence)
         sequence.status = status
         if status in _NATURAL:
-            most = min(sequence.request.stop.max_tokens, self.max_total_tokens - sequence.num_prompt_tokens)
+            most = min(request.stop.max_tokens, self.max_total_tokens - sequence.num_prompt_tokens)
             self.lengths.note(sequence.num_output_tokens, max(1, most))
-        group, request = sequence.group, sequence.group.request
         if group.is_finished:
             self.take_out(group)
             self.account.ended(group)
             self.journal.ended(group, status)
             self.num_wide -= group.width > 1
-        done = request.is_finished
+            done = request.is_finished
         if done and self.requests.pop(request.request_id, None) is not None:
             self.finished.append(request.request_id)
         return EndedSequence(

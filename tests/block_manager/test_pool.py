@@ -20,7 +20,7 @@ def test_free_queue_is_a_list_with_fast_removal(ops: list[int]) -> None:
         if op == 9 and model:
             assert queue.pop_many(1) == [model.pop(0)]
         elif op in model:
-            queue.remove(op)
+            queue.remove([op])
             model.remove(op)
         elif 1 <= op < 8:
             queue.extend([op])

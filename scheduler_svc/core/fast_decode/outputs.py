@@ -7,10 +7,11 @@ from operator import attrgetter
 import numpy as np
 
 from block_manager.cache_rules import DevicePool
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
 from scheduler_svc.core.fast_decode.rows import NO_TOKEN, FastInFlight, FastRows, Ints
 from scheduler_svc.core.fast_decode.share import FastRuns
-from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
+from scheduler_svc.core.outputs import AtOnce
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
@@ -126,20 +127,16 @@ class FastOutputs:
         """Apply ends, block registration and objects in the order of one loop over the running groups."""
         rows = self._rows
         ended = over.tolist()
+        rows.write_back(ended)
         for ticket, members in _by_ticket(loose):
             if len(over) or len(full):
                 end = int(rows.tickets.searchsorted(ticket))
                 over, full = self._settle_rows(over, full, end, state, outcome)
-            later = self._inner.apply(members, result, state)
-            outcome.tickets += [ticket] * len(later.entries)
-            outcome.entries += later.entries
-            outcome.ended += later.ended
-            outcome.dropped += later.dropped
+            self._inner.apply_group(members, result, state, outcome)
+            outcome.tickets += [ticket] * (len(outcome.entries) - len(outcome.tickets))
         self._settle_rows(over, full, len(rows.members), state, outcome)
         if ended:
-            keep = np.ones(len(rows.members), np.bool_)
-            keep[ended] = False
-            rows.remove(keep)
+            rows.remove(ended)
 
     def _settle_rows(
         self, over: Ints, full: Ints, end: int, state: CoreState, outcome: StepOutcome
@@ -154,7 +151,6 @@ class FastOutputs:
 
     def _end(self, row: int, state: CoreState) -> EndedSequence:
         group = self._rows.members[row]
-        self._rows.write_back(row)
         sequence = group.sequences[0]
         status = check_stop(sequence, state.max_total_tokens)
         assert status is not None

@@ -6,7 +6,7 @@ row and moved to `token_ids` when it is full.
 """
 
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ MAX_STOP_IDS = 4
 NO_TOKEN = -1
 RING_BLOCKS = 4
 _ALL = slice(None)
-_NUM_COUNTERS = 10
+_NUM_COUNTERS = 11
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class FastRows:
     """Owner of the arrays, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
 
     - `known`, `computed`, `placeholders`: the counters of `Sequence`.
-    - `ends_at`: prompt length + max_tokens.
+    - `prompts`: prompt lengths; `ends_at`: prompt length + max_tokens.
     - `may_stop_at`: no stop rule applies below this length.
     - `capacity`: tokens that the block table can hold.
     - `next_full`: length at which the next block is full and can be registered.
@@ -59,6 +59,7 @@ class FastRows:
     known: Ints
     computed: Ints
     placeholders: Ints
+    prompts: Ints
     ends_at: Ints
     may_stop_at: Ints
     capacity: Ints
@@ -86,8 +87,8 @@ class FastRows:
     def _hold(self, columns: Ints) -> None:
         """Replace all arrays, in the order of `_counters`."""
         self._columns = columns
-        self.tickets, self.known, self.computed, self.placeholders, self.ends_at, *others = columns[:_NUM_COUNTERS]
-        self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
+        self.tickets, self.known, self.computed, self.placeholders, self.prompts, *others = columns[:_NUM_COUNTERS]
+        self.ends_at, self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
         self.stop_ids = columns[_NUM_COUNTERS:]
 
     # --- joining and leaving -------------------------------------------------------------------------------------
@@ -96,8 +97,7 @@ class FastRows:
         """Turn groups of one sequence, in running order, into rows. Plans in flight keep the old list of members."""
         is_last = not self.members or groups[0].ticket > self.members[-1].ticket
         new = [self._counters(group, end, full) for group, end, full in zip(groups, ends, next_full, strict=True)]
-        columns = np.ascontiguousarray(np.array(new, np.int64).T)
-        self._hold(np.concatenate([self._columns, columns], axis=1))
+        self._hold(np.concatenate([self._columns, np.array(new, np.int64).T], axis=1))
         self._num_stop_ids = max(self._num_stop_ids, *(_num_stop_ids(group.sequences[0]) for group in groups))
         self.batch_signature = object()
         self.members, self.ends = self.members + groups, self.ends + ends
@@ -108,18 +108,19 @@ class FastRows:
 
     def _counters(self, group: Group, end: Any, next_full: int) -> tuple[int, ...]:
         [sequence] = group.sequences
-        num_tokens, num_prompt_tokens, stop = sequence.num_tokens, sequence.num_prompt_tokens, group.request.stop
+        num_tokens, num_prompt_tokens, stop = len(sequence.token_ids), sequence.num_prompt_tokens, group.request.stop
         return (
             group.ticket,
             num_tokens,
             sequence.num_computed_tokens,
             sequence.num_placeholders,
+            num_prompt_tokens,
             num_prompt_tokens + stop.max_tokens,
             num_prompt_tokens + max(1, stop.min_tokens),
             len(end.table) * self.block_size,
             next_full,
             num_tokens,
-            self._new_slot(sequence.token_ids),
+            self._new_slot(sequence.token_ids, next_full - self.block_size),
             *_stop_ids(sequence),
         )
 
@@ -133,43 +134,45 @@ class FastRows:
         for flight in self.flights.values():
             flight.rows = np.where(flight.rows >= 0, now_at[flight.rows], -1)
 
-    def _new_slot(self, token_ids: list[int]) -> int:
-        """Allocate a ring and fill it with the tokens that it would hold."""
+    def _new_slot(self, token_ids: list[int], first: int) -> int:
+        """Allocate a ring and fill it with the tokens from offset `first` on, as far as it would hold them."""
         if not self._free_slots:
             size = len(self._store)
             self._store = np.concatenate([self._store, np.zeros((max(64, size), self._ring), "<i4")])
             self._free_slots = list(range(len(self._store) - 1, size - 1, -1))
         slot = self._free_slots.pop()
-        recent = token_ids[(len(token_ids) - 1) // self._ring * self._ring :]
-        self._store[slot, : len(recent)] = recent
+        first = max(first, (len(token_ids) - 1) // self._ring * self._ring)
+        if recent := token_ids[first:]:
+            self._store[slot, first % self._ring : first % self._ring + len(recent)] = recent
         return slot
 
     def leave(self, group: Group) -> None:
         """Turn a row into an object. No-op for a group that is not a row."""
         if group.is_fast:
-            keep = np.ones(len(self.members), np.bool_)
-            keep[self.row_of(group)] = False
-            self.remove(keep)
+            self.remove([self.row_of(group)])
 
     def dissolve(self) -> None:
         """Turn all rows into objects."""
         if self.members:
-            self.remove(np.zeros(len(self.members), np.bool_))
+            self.remove(list(range(len(self.members))))
 
-    def remove(self, keep: Flags) -> None:
-        """Turn rows that are not in `keep` into objects; plans in flight then refer to them by group."""
+    def remove(self, gone: list[int]) -> None:
+        """Turn these rows, ascending, into objects; plans in flight then refer to them by group."""
         self.batch_signature = object()
-        gone = np.flatnonzero(~keep)
         self._free_slots += self.slots[gone].tolist()
-        for row in gone.tolist():
-            if self.members[row].is_fast:
-                self.write_back(row)
-                self.members[row].is_fast = False
-        for flight in self.flights.values():
-            self._move(flight, keep)
-        self._hold(np.compress(keep, self._columns, axis=1))
-        kept = keep.tolist()
-        self.members, self.ends = list(compress(self.members, kept)), list(compress(self.ends, kept))
+        self.write_back([row for row in gone if self.members[row].is_fast])
+        for row in gone:
+            self.members[row].is_fast = False
+        if self.flights:
+            keep = np.ones(len(self.members), np.bool_)
+            keep[gone] = False
+            for flight in self.flights.values():
+                self._move(flight, keep)
+        ends = pairwise([-1, *gone, len(self.members)])
+        stay = [slice(0, 0), *(slice(before + 1, row) for before, row in ends if row > before + 1)]
+        self._hold(np.concatenate([self._columns[:, piece] for piece in stay], axis=1))
+        self.members = list(chain.from_iterable([self.members[piece] for piece in stay]))
+        self.ends = list(chain.from_iterable([self.ends[piece] for piece in stay]))
 
     def _move(self, flight: FastInFlight, keep: Flags) -> None:
         stays = (flight.rows >= 0) & keep[flight.rows]
@@ -214,23 +217,23 @@ class FastRows:
     def sync(self, group: Group) -> None:
         """Write back a group's row. No-op for a group that is not a row."""
         if group.is_fast:
-            self.write_back(self.row_of(group))
+            self.write_back([self.row_of(group)])
 
     def sync_all(self) -> None:
         """Write all rows back to their objects; they stay rows."""
-        for row in range(len(self.members)):
-            self.write_back(row)
+        self.write_back(list(range(len(self.members))))
 
-    def write_back(self, row: int) -> None:
-        """Write a row's counters and tokens back to its object; it stays a row."""
-        sequence = self.members[row].sequences[0]
-        start, num = int(self.flushed[row]), int(self.known[row] - self.flushed[row])
-        if num:
-            first = start % self._ring
-            sequence.token_ids += self._store[self.slots[row], first : first + num].tolist()
-            self.flushed[row] += num
-        sequence.num_computed_tokens = int(self.computed[row])
-        sequence.num_placeholders = int(self.placeholders[row])
+    def write_back(self, rows: list[int]) -> None:
+        """Write the counters and tokens of these rows back to their objects; they stay rows."""
+        if not rows:
+            return
+        counters = self._columns[:_NUM_COUNTERS].take(rows, axis=1).T.tolist()
+        for row, (_, known, computed, placeholders, *_, flushed, slot) in zip(rows, counters, strict=True):
+            sequence = self.members[row].sequences[0]
+            first = flushed % self._ring
+            sequence.token_ids += self._store[slot, first : first + known - flushed].tolist()
+            sequence.num_computed_tokens, sequence.num_placeholders = computed, placeholders
+        self.flushed[rows] = self.known[rows]
 
     # --- tokens --------------------------------------------------------------------------------------------------
 

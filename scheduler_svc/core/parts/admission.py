@@ -28,7 +28,7 @@ class MaxSeqs(OpenGate):
 
     def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """STOP if there would be more."""
-        num_running = len(state.running) if group.width == 1 and not state.num_wide else state.num_running_seqs
+        num_running = state.num_running_seqs
         if num_running + group.max_num_running_seqs <= state.limits.max_num_seqs:
             return AdmissionVerdict.ENTER
         state.journal.stop(group, Reason.MAX_SEQS, running=num_running, limit=state.limits.max_num_seqs)

@@ -14,6 +14,7 @@ from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _RISE = 0.1
 _FALL = 0.002
@@ -25,7 +26,8 @@ class BlockDemand:
     """Block demand of several groups, one array entry per group.
 
     `tokens`: tokens so far; `blocks`: blocks held; `own`: those of them freed when it ends; `remaining`:
-    expected further tokens; `width`: sequences that grow.
+    expected further tokens; `width`: sequences that grow. `order`: by all fields, the longest expected first, once
+    `peak` needed it.
     """
 
     tokens: Floats
@@ -33,22 +35,36 @@ class BlockDemand:
     own: Floats
     remaining: Floats
     width: Floats
+    order: Ints | None = None
 
     def __add__(self, other: "BlockDemand") -> "BlockDemand":
-        """The demand of both sets of groups."""
-        columns = ("tokens", "blocks", "own", "remaining", "width")
-        return BlockDemand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in columns))
+        """The demand of both sets of groups, of which the second is one group if the first has its `order`."""
+        names = ("tokens", "blocks", "own", "remaining", "width")
+        both = BlockDemand(*(np.concatenate([getattr(self, name), getattr(other, name)]) for name in names))
+        both.order = None if self.order is None else self._order_with(other, self.order)
+        return both
+
+    def _keys(self) -> tuple[Floats, ...]:
+        return -self.remaining, self.tokens, self.blocks, self.own, self.width
+
+    def _order_with(self, other: "BlockDemand", order: Ints) -> Ints:
+        """`order` with one more group, behind those that equal it."""
+        first, end = 0, len(order)
+        for keys, [key] in zip(self._keys(), other._keys(), strict=True):
+            equal = keys[order[first:end]]
+            first, end = first + int(equal.searchsorted(key)), first + int(equal.searchsorted(key, "right"))
+        return np.insert(order, end, len(order))
 
     def peak(self, num_used: int, block_size: int) -> float:
         """Peak number of blocks in use from now on, given `num_used` now: the maximum just before each group ends."""
         # Sorted by all fields, so that the order in which groups were examined makes no difference.
-        order = np.lexsort((self.width, self.own, self.blocks, self.tokens, -self.remaining))
-        remaining, width = self.remaining[order], np.cumsum(self.width[order])
-        known = np.cumsum(self.tokens[order] - self.blocks[order] * block_size)
+        order = self.order = np.lexsort(self._keys()[::-1]) if self.order is None else self.order
+        remaining, width = self.remaining[order], self.width[order].cumsum()
+        known = (self.tokens - self.blocks * block_size)[order].cumsum()
         half_full = width / 2  # last blocks are on average half empty
         grown = np.maximum(0.0, (known + width * remaining) / block_size + half_full)
-        gone = np.sum(self.own) - np.cumsum(self.own[order])
-        return float(np.max(num_used + grown - gone))
+        gone = self.own.sum() - self.own[order].cumsum()
+        return float((num_used + grown - gone).max())
 
 
 class PeakForecastAdmission(OpenGate):
@@ -121,11 +137,10 @@ class PeakForecastAdmission(OpenGate):
 
     def _of_rows(self, state: CoreState) -> BlockDemand:
         rows = state.fast_rows
-        prompts = np.array([group.sequences[0].num_prompt_tokens for group in rows.members], np.float64)
         known = rows.known.astype(np.float64)
         left = np.maximum(1.0, np.minimum(rows.ends_at, state.max_total_tokens) - known)
         blocks = rows.capacity / state.limits.block_size
-        return self._demand_of(known - prompts, left, known, blocks, np.ones(len(rows.members)), state)
+        return self._demand_of(known - rows.prompts, left, known, blocks, np.ones(len(rows.members)), state)
 
     def _of(self, groups: list[Group], state: CoreState) -> BlockDemand:
         firsts = [group.live[0] for group in groups]

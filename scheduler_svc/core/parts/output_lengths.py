@@ -1,6 +1,5 @@
 """Expected output lengths, learned from finished requests."""
 
-import bisect
 from collections import deque
 
 import numpy as np
@@ -19,41 +18,34 @@ class Sample:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
         self._total = 0
         self._tables: tuple[Floats, Floats] | None = None
-
-    def __len__(self) -> int:
-        return len(self._sorted)
 
     @property
     def mean(self) -> float:
         """Mean of all values; 0 if there are none."""
-        return self._total / _UNIT / max(1, len(self))
+        return self._total / _UNIT / max(1, len(self._recent))
 
     def note(self, number: float) -> None:
         """Add a value; the oldest is dropped."""
         self._recent.append(number)
         self._total += int(number * _UNIT)
-        bisect.insort(self._sorted, number)
         if len(self._recent) > MOST_KEPT:
-            oldest = self._recent.popleft()
-            self._total -= int(oldest * _UNIT)
-            del self._sorted[bisect.bisect_left(self._sorted, oldest)]
+            self._total -= int(self._recent.popleft() * _UNIT)
         self._tables = None
 
     def mean_above(self, numbers: Floats) -> Floats:
         """For each number the mean of the larger values; infinite where there is none."""
-        ascending, sums = self._tabulate()
-        first = np.searchsorted(ascending, numbers, side="right")
-        num_larger = len(ascending) - first
-        return np.where(num_larger > 0, sums[first] / np.maximum(1, num_larger), np.inf)
+        ascending, means = self._tabulate()
+        above: Floats = means[ascending.searchsorted(numbers, "right")]
+        return above
 
     def _tabulate(self) -> tuple[Floats, Floats]:
-        """All values in ascending order, and the suffix sums."""
+        """All values in ascending order, and the mean from each on; infinite behind the last."""
         if self._tables is None:
-            ascending = np.array(self._sorted, np.float64)
-            self._tables = ascending, np.concatenate([np.cumsum(ascending[::-1])[::-1], np.zeros(1)])
+            ascending = np.sort(np.array(self._recent, np.float64))
+            means = ascending[::-1].cumsum()[::-1] / np.arange(len(ascending), 0, -1)
+            self._tables = ascending, np.append(means, np.inf)
         return self._tables
 
 
@@ -74,7 +66,7 @@ class OutputLengths:
     def note(self, num_output_tokens: int, most: int) -> None:
         """Record an output that finished with that many tokens of at most `most` >= 1."""
         self.num_noted += 1
-        if len(self._lengths):
+        if self.num_noted > 1:
             by_length, by_part = min(self._lengths.mean, most), self._parts.mean * most
             self._error_by_length += _FADING * (abs(by_length - num_output_tokens) - self._error_by_length)
             self._error_by_part += _FADING * (abs(by_part - num_output_tokens) - self._error_by_part)

@@ -77,7 +77,7 @@ def test_in_2023_all_freed_blocks_keep_their_contents() -> None:
     [block] = pool.allocate(1)
     pool.release([block])
     assert (len(free), len(free.evictor)) == (3, 1)
-    free.remove(block)
+    free.remove([block])
     assert list(free) == [1, 2]
 
 
@@ -87,5 +87,5 @@ def test_the_last_freed_is_taken_first() -> None:
     assert [free.pop(), free.pop()] == [0, 1]
     free.extend([0], BlockPool(3))
     assert list(free) == [0, 2] and 0 in free and 1 not in free
-    free.remove(2)
+    free.remove([2])
     assert (free.pop(), len(free)) == (0, 0)

@@ -1,7 +1,8 @@
 """Chitu's congestion control: a limit on the blocks that prompts may fill, halved at each preemption."""
 
 from block_manager.pool import BlockPool
-from scheduler_svc.core.outputs import AtOnce, SequenceInFlight
+from scheduler_svc.core.entries import SequenceInFlight
+from scheduler_svc.core.outputs import AtOnce
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import StepOutcome, StepResult
 from scheduler_svc.core.request import SequenceStatus

@@ -134,7 +134,8 @@ class MixedWaiting:
         return num_started
 
     def _start(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
-        first = group.live[0]
+        live = group.live
+        first = live[0]
         if not self._progress.may_resume(first):
             state.journal.stop(group, Reason.RESULT_PENDING)
             return AdmissionVerdict.STOP
@@ -145,23 +146,23 @@ class MixedWaiting:
         if not num_tokens:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **builder.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
-        status = state.cache.can_admit(group.live, hit, num_tokens)
+        status = state.cache.can_admit(live, hit, num_tokens)
         if status is AllocStatus.NEVER:
             give_up(group, state, builder)
             return AdmissionVerdict.REJECT
         if status is AllocStatus.LATER:
-            need = state.cache.num_blocks_to_admit(group.live, hit, num_tokens)
+            need = state.cache.num_blocks_to_admit(live, hit, num_tokens)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return AdmissionVerdict.STOP
-        state.cache.admit(group.live, hit, num_tokens)
-        self._enter(group, hit.num_tokens, state, builder)
-        self._schedule(group, num_tokens, builder)
+        state.cache.admit(live, hit, num_tokens)
+        self._enter(live, hit.num_tokens, state, builder)
+        self._schedule(live, num_tokens, builder)
         return AdmissionVerdict.ENTER
 
     @staticmethod
-    def _schedule(group: Group, num_tokens: int, builder: PlanBuilder) -> None:
+    def _schedule(live: list[Sequence], num_tokens: int, builder: PlanBuilder) -> None:
         """Schedule the first sequence. Siblings compute the rest in later steps, and all sample together at the end."""
-        first, *siblings = group.live
+        first, *siblings = live
         if siblings:
             num_tokens = min(num_tokens, first.num_tokens - 1 - first.num_computed_tokens)
         builder.budget.take(num_tokens)
@@ -169,8 +170,9 @@ class MixedWaiting:
             builder.add(first, num_tokens)
 
     @staticmethod
-    def _enter(group: Group, num_cached_tokens: int, state: CoreState, builder: PlanBuilder) -> None:
-        first, *siblings = group.live
+    def _enter(live: list[Sequence], num_cached_tokens: int, state: CoreState, builder: PlanBuilder) -> None:
+        first, *siblings = live
+        group = first.group
         first.num_computed_tokens = num_cached_tokens
         state.waiting.remove(group)
         state.running.append(group)

@@ -5,7 +5,8 @@ Tokens count at once; that a sequence has ended is detected one step later, so i
 is discarded. Only steps of groups with one sample each are delayed; others are handled when they arrive.
 """
 
-from scheduler_svc.core.outputs import AtOnce, SequenceInFlight, by_group, end_failed, report
+from scheduler_svc.core.entries import SequenceInFlight
+from scheduler_svc.core.outputs import AtOnce, by_group, end_failed, report
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group, QueueKind, Sequence
@@ -67,7 +68,7 @@ class OneStepLate:
     def _count(
         self, flights: list[SequenceInFlight], result: StepResult, state: CoreState, outcome: StepOutcome
     ) -> None:
-        for _, members in by_group(flights):
+        for members in by_group(flights):
             for flight in members:
                 self._progress.on_result(flight.sequence, flight.num_tokens)
             for flight in end_failed(members, result, state, outcome):
