@@ -9,10 +9,8 @@ no library, callers use plain torch.
 import ctypes
 import fcntl
 import hashlib
-import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
+from paged_kernels.private_cache import UnusableCache, private_folder
 
 ABI = 8
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
-CACHE_VARIABLE = "QUIRE_CACHE_DIR"
 _BUILD_TIMEOUT_S = 300
 _NATIVE = (*FLAGS, "-shared", "-march=native")
 _TO_DO = "install Quire's wheel for this platform, which carries the kernels, or a C++ compiler (apt install g++)"
@@ -82,7 +80,10 @@ def _compiled(environ: Mapping[str, str]) -> KernelLibrary:
         raise NoCompiledKernels(
             f"no build is installed for this processor and no C++ compiler found ({wanted}); {_TO_DO}"
         )
-    path = _private_folder(environ) / f"paged_kernels-{_key(compiler, _NATIVE)}.so"
+    try:
+        path = private_folder(environ, "kernels") / f"paged_kernels-{_key(compiler, _NATIVE)}.so"
+    except UnusableCache as error:
+        raise NoCompiledKernels(str(error)) from error
     return KernelLibrary(path, f"compiled on this machine by {compiler}", compiler)
 
 
@@ -122,26 +123,6 @@ def build(output: Path, command: Sequence[str]) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCompiledKernels(f"{command[0]} failed: {error}") from error
         made.replace(output)
-
-
-def _private_folder(environ: Mapping[str, str]) -> Path:
-    """The private cache folder. Code is loaded from it, so no other user may have write access."""
-    base = environ.get(CACHE_VARIABLE) or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "quire")
-    folder = Path(base).expanduser() / "kernels"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state = folder.stat()
-    except (OSError, RuntimeError) as error:
-        raise NoCompiledKernels(
-            f"cannot create the cache folder: {error}; set {CACHE_VARIABLE} to a private folder"
-        ) from error
-    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NoCompiledKernels(
-            f"{folder} is owned or writable by another user; set {CACHE_VARIABLE} to a private folder"
-        )
-    if not os.access(folder, os.W_OK):
-        raise NoCompiledKernels(f"{folder} is not writable; set {CACHE_VARIABLE} to a private folder")
-    return folder
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:

@@ -1,10 +1,10 @@
-"""Zeroed host memory for kernels, in large pages where the system has them; and giving pages of files back."""
+"""Host memory for kernels, zeroed or mapped from files, in large pages where the system has them; and giving pages back."""
 
 import ctypes
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import numpy as np
 import torch
@@ -27,10 +27,21 @@ def host_bytes(count: int) -> torch.Tensor:
     Large pages: blocks and weights are scattered over the memory, and with small pages most time goes to TLB
     misses.
     """
-    held = mmap.mmap(-1, max(count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return _in_large_pages(mmap.mmap(-1, max(count, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:count]
+
+
+def file_bytes(file: IO[bytes]) -> torch.Tensor:
+    """Map a file that is not empty, uint8. Writes stay private; the file's pages are shared with other processes.
+
+    Whether a file's pages are large is up to the file system.
+    """
+    return _in_large_pages(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def _in_large_pages(held: mmap.mmap) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         held.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(held, np.uint8))[:count]
+    return torch.from_numpy(np.frombuffer(held, np.uint8))
 
 
 class HostArena:

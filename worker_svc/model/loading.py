@@ -28,6 +28,7 @@ from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
+from worker_svc.model.packed_cache import packed_cache
 from worker_svc.model.row_model import RowModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -145,6 +146,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     fast = decoder_kernels(kernels) if settings.fuse else None
     dtype = _with_integers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
+    cache = None if fast is None else packed_cache(found, settings, dtype, fast, os.environ)
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
@@ -154,6 +156,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     loaded, stored = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
+    is_restored = fast is not None and cache is not None and cache.restore(loaded, fast)
     model = RowModel(loaded, kernels)
     calls = model.probe(max_model_len)
     sizes = {"block_size": settings.block_size, "max_model_len": max_model_len}
@@ -166,6 +169,8 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
             Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored),
             found.text_config.vocab_size,
         )
+        if cache is not None and model.is_fused and not is_restored:
+            cache.save(loaded)
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)
     made = bundle.make_bundle(found.path, limits)

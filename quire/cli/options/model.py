@@ -47,7 +47,7 @@ loading = options_of(
     panels={
         _MODEL: (
             *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend", "device"),
-            *("num_threads", "fuse", "invariant"),
+            *("num_threads", "fuse", "weight_cache", "invariant"),
         )
     },
 )

@@ -27,11 +27,12 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     """Fuse `model` if a trial shows equal results; otherwise its modules are used, with packed weights.
 
     With quantized weights, the modules of the trial have these too; a log line reports their deviation from
-    the modules before packing.
+    the modules before packing, unless weights were packed before.
     """
+    is_packed = model.quantized_bytes > 0
     expected = _hidden(model, given, vocab_size)
     model.fuse(given)
-    if given.is_quantized:
+    if given.is_quantized and not is_packed:
         expected = _with_quantized_weights(model, given, vocab_size, expected)
     if not model.is_fused:
         log.info("the decoder's structure is not known: its modules run one by one")

@@ -5,7 +5,6 @@ Packs its linear modules layer by layer, so that few weights are in memory twice
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from torch import nn
 
@@ -26,7 +25,15 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.behaviour import NormForm
-from worker_svc.model.fused.packed_linear import PackedLinear, WeightOf, merged, part, plain_weight
+from worker_svc.model.fused.packed_linear import (
+    PackedLinear,
+    WeightOf,
+    merged,
+    packed_together,
+    part,
+    plain_weight,
+    views,
+)
 from worker_svc.model.fused.parts import DecoderParts, LayerParts, Norms
 from worker_svc.model.fused.positions import Angles, Entry
 
@@ -104,13 +111,16 @@ class _Packing:
     pages: CleanFilePages
 
     def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
-        """The named modules' weights, merged. The modules are replaced by views of the merged weights."""
-        linears = [layer.linear(name) for name in names]
+        """The named modules' weights, merged. Modules that are not views of merged weights yet are replaced by such."""
+        modules = [layer.linear(name) for name in names]
+        linears = [module for module in modules if isinstance(module, nn.Linear)]
+        if not linears:
+            return packed_together(modules)
         whole = merged(self.kernels, linears, self.weight_of)
-        begins = accumulate((linear.out_features for linear in linears), initial=0)
-        for name, linear, begin in zip(names, linears, begins, strict=False):
+        made = views(self.kernels, whole, [linear.out_features for linear in linears])
+        for name, linear, view in zip(names, linears, made, strict=True):
             owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
-            setattr(owner, name, PackedLinear(self.kernels, part(whole, begin, linear.out_features)))
+            setattr(owner, name, view)
             self.pages.drop(linear.weight)
         return whole
 

@@ -1,6 +1,7 @@
 """Linear modules with packed weights, in place of the plain copy. Their layout: `paged_kernels.weight_packing`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -18,10 +19,18 @@ class PackedLinear(nn.Module):
 
     keeps_row_bits = True
 
-    def __init__(self, kernels: DecoderKernels, weights: PackedWeights, *, wide: bool = False) -> None:
-        """`wide`: return float32, with the same values."""
+    def __init__(
+        self,
+        kernels: DecoderKernels,
+        weights: PackedWeights,
+        *,
+        wide: bool = False,
+        whole: PackedWeights | None = None,
+    ) -> None:
+        """`wide`: return float32, with the same values. `whole`: what `weights` is a part of, by default itself."""
         super().__init__()
         self._kernels, self.weights, self._wide = kernels, weights, wide
+        self.whole = weights if whole is None else whole
         self.in_features, self.out_features = weights.depth, weights.columns
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -58,9 +67,34 @@ def packed(kernels: DecoderKernels, weight: torch.Tensor | QuantizedWeight, bias
 
 def merged(kernels: DecoderKernels, linears: list[nn.Linear], weight_of: WeightOf = plain_weight) -> PackedWeights:
     """Pack several modules that read the same rows into one matrix, side by side."""
+    return packed(kernels, joined([weight_of(linear) for linear in linears]), joint_bias(linears))
+
+
+def joint_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
+    """Biases side by side, zeros for modules without; None if none has one."""
     biased = any(linear.bias is not None for linear in linears)
-    bias = torch.cat([_bias(linear) for linear in linears]) if biased else None
-    return packed(kernels, joined([weight_of(linear) for linear in linears]), bias)
+    return torch.cat([_bias(linear) for linear in linears]) if biased else None
+
+
+def packed_together(modules: Sequence[nn.Module]) -> PackedWeights:
+    """The matrix that these packed modules, in order, are views of."""
+    views_of = [module for module in modules if isinstance(module, PackedLinear)]
+    whole = views_of[0].whole
+    assert all(view.whole is whole for view in views_of)
+    assert sum(view.out_features for view in views_of) == whole.columns
+    return whole
+
+
+def views(
+    kernels: DecoderKernels, whole: PackedWeights, columns: Sequence[int], *, wide: bool = False
+) -> list[PackedLinear]:
+    """Modules of this many columns each, side by side in `whole`."""
+    begins = accumulate(columns, initial=0)
+    parts = [
+        whole if count == whole.columns else part(whole, begin, count)
+        for begin, count in zip(begins, columns, strict=False)
+    ]
+    return [PackedLinear(kernels, weights, wide=wide, whole=whole) for weights in parts]
 
 
 def _bias(linear: nn.Linear) -> torch.Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 
 from paged_kernels.decoder import Activation
 from worker_svc.model.fused.behaviour import NormForm, activation_form, norm_form
+from worker_svc.model.fused.packed_linear import PackedLinear
 
 _LANES = 16
 
@@ -43,11 +44,11 @@ class LayerParts:
     head_norms: tuple[NormForm, ...]
     """Norms of each query and of each key, or none."""
 
-    def linear(self, name: str) -> nn.Linear:
+    def linear(self, name: str) -> nn.Linear | PackedLinear:
         """A module named in `projections` or `gates`, "o_proj" or "down_proj"."""
         owner = self.mlp if name in (*self.gates, "down_proj") else self.attention
         found = getattr(owner, name)
-        assert isinstance(found, nn.Linear)
+        assert isinstance(found, nn.Linear | PackedLinear)
         return found
 
 
@@ -123,7 +124,7 @@ def _linears(owner: nn.Module, *choices: tuple[str, ...], last: str) -> tuple[st
     for names in choices:
         modules = [getattr(owner, name, None) for name in (*names, last)]
         if (
-            all(type(module) is nn.Linear for module in modules)
+            all(type(module) in {nn.Linear, PackedLinear} for module in modules)
             and _even(modules[:-1])
             and _no_more(owner, (*names, last))
         ):
@@ -132,7 +133,7 @@ def _linears(owner: nn.Module, *choices: tuple[str, ...], last: str) -> tuple[st
 
 
 def _even(linears: Iterable[nn.Module | None]) -> bool:
-    return all(isinstance(linear, nn.Linear) and linear.out_features % _LANES == 0 for linear in linears)
+    return all(isinstance(linear, nn.Linear | PackedLinear) and linear.out_features % _LANES == 0 for linear in linears)
 
 
 def _no_more(owner: nn.Module, names: tuple[str, ...]) -> bool:
