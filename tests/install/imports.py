@@ -1,14 +1,13 @@
 """Distributions that a folder's sources import, found in their syntax trees without importing them."""
 
-import ast
 import sys
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import files, packages_distributions
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from tests.support.outline import outline
 from tests.support.tree import ROOT, name_of, python_files
 
 OURS = {
@@ -23,36 +22,32 @@ OURS = {
     "protos",
 }
 _REPOSITORY = {"tests", "benchmarks", "deploy", "models", "examples"}
+_KNOWN = sys.stdlib_module_names | OURS | _REPOSITORY
 
 
 @cache
 def imported(folder: str, *, but: tuple[str, ...] = ()) -> dict[str, set[str]]:
     """Canonical distribution names imported below `folder`, each with the files that do; `but`: prefixes of paths left out."""
     found: dict[str, set[str]] = {}
-    for path in python_files():
-        name = name_of(path)
+    for name, path in _sources().items():
         if not name.startswith(f"{folder}/") or name.startswith(but):
             continue
-        beside = {file.stem for file in path.parent.glob("*.py")}  # scripts import those by their plain names
-        for module in _modules(path):
+        beside = _beside(path.parent)  # scripts import those by their plain names
+        for module in outline(path).modules:
             top = module.partition(".")[0]
-            if top not in sys.stdlib_module_names | OURS | _REPOSITORY | beside:
+            if top not in _KNOWN and top not in beside:
                 found.setdefault(_distribution(module), set()).add(name)
     return found
 
 
 @cache
-def _modules(path: Path) -> tuple[str, ...]:
-    return tuple(_read_modules(path))
+def _sources() -> dict[str, Path]:
+    return {name_of(path): path for path in python_files()}
 
 
-def _read_modules(path: Path) -> Iterator[str]:
-    """Absolute imports; of `from a.b import c` both a.b.c, which may be a module of a namespace package."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@cache
+def _beside(folder: Path) -> set[str]:
+    return {file.stem for file in folder.glob("*.py")}
 
 
 @cache

@@ -1,9 +1,8 @@
 """Another commit of this repository, unpacked into a temporary folder."""
 
 import contextlib
-import io
+import os
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,8 @@ def checkout(commit: str | None) -> Iterator[Path]:
     if commit is None:
         yield ROOT
         return
-    archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True, timeout=60
-    ).stdout
     with tempfile.TemporaryDirectory(prefix="quire-commit-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(folder, filter="data")
-        yield Path(folder)
+        root, environ = Path(folder) / "files", {**os.environ, "GIT_INDEX_FILE": f"{folder}/index"}
+        for command in (("read-tree", commit), ("checkout-index", "--all", f"--prefix={root}/")):
+            subprocess.run(["git", "-C", str(ROOT), *command], env=environ, capture_output=True, check=True, timeout=60)
+        yield root

@@ -1,12 +1,14 @@
 """Which reasons the code gives to which errors, read from its syntax: literals, names with literal values, arguments of helpers."""
 
 import ast
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from svc_common import errors
+from tests.support.outline import blocks_of, statements
 from tests.support.tree import ROOT
 
 SERVICES = (
@@ -38,7 +40,8 @@ class _Reader:
         self._found = found
         source = ROOT / service
         paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
-        self._trees = {path: ast.parse(path.read_text()) for path in paths}
+        self._texts = {path: path.read_text() for path in paths}
+        self._trees = {path: ast.parse(text) for path, text in self._texts.items()}
         self._statuses = {
             name: cls.status
             for name, cls in vars(errors).items()
@@ -46,16 +49,22 @@ class _Reader:
         }
         for tree in self._trees.values():
             self._learn_classes(tree)
-        self._helpers = dict(helper for tree in self._trees.values() for helper in self._helpers_in(tree))
+        self._helpers = dict(
+            helper for path in self._naming("reason") for helper in self._helpers_in(self._trees[path])
+        )
 
     def read(self) -> None:
-        for path, tree in self._trees.items():
-            for function, cls in _functions(tree):
+        for path in self._naming("reason", *self._helpers):
+            for function, cls in _functions(self._trees[path]):
                 for call in _calls(function):
                     self._read_call(path, function, cls, call)
 
+    def _naming(self, *words: str) -> list[Path]:
+        """Files that contain one of these: calls in others are of no interest."""
+        return [path for path, text in self._texts.items() if any(word in text for word in words)]
+
     def _learn_classes(self, tree: ast.Module) -> None:
-        for node in ast.walk(tree):
+        for node in statements(tree):
             for base in node.bases if isinstance(node, ast.ClassDef) else ():
                 if isinstance(base, ast.Name) and base.id in self._statuses:
                     self._statuses.setdefault(node.name, self._statuses[base.id])  # type: ignore[attr-defined]
@@ -97,8 +106,8 @@ def reasons_in_code() -> Found:
 
 def _functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str]]:
     """Functions with the name of the class that each is in."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
+    for node in (tree, *statements(tree)):
+        for child in itertools.chain(*blocks_of(node)):
             if isinstance(child, _FUNCTIONS):
                 yield child, node.name if isinstance(node, ast.ClassDef) else ""  # type: ignore[misc]
 

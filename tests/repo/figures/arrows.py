@@ -6,7 +6,6 @@ downwards. Counted are the imports that would have to be cut or turned for an or
 to 16 children, above that by a heuristic.
 """
 
-import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -40,14 +39,9 @@ def _module(name: str) -> str:
 
 def _imports(sources: Sources, modules: Mapping[str, str], importer: str) -> Iterator[str]:
     """Modules of the product that one imports; a package's own names are of its `__init__`."""
-    found = set()
-    for node in ast.walk(sources.tree(modules[importer])):
-        if isinstance(node, ast.Import):
-            found |= {_known(modules, alias.name) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {
-                _known(modules, f"{node.module}.{alias.name}") or _known(modules, node.module) for alias in node.names
-            }
+    outline = sources.outline(modules[importer])
+    found = {_known(modules, name) for name in outline.imports}
+    found |= {_known(modules, f"{module}.{name}") or _known(modules, module) for module, name in outline.names}
     return (name for name in found if name)
 
 

@@ -1,6 +1,5 @@
 """Sizes and names: lines, files, folders, functions, classes."""
 
-import ast
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -47,17 +46,16 @@ def repeated_classes(sources: Sources) -> dict[str, list[str]]:
     """Public names that several modules of the product define as a class, with those modules."""
     found = defaultdict(list)
     for name in sources.python():
-        for node in sources.tree(name).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(name)
+        for cls in sources.outline(name).classes:
+            if not cls.startswith("_"):
+                found[cls].append(name)
     return {cls: names for cls, names in sorted(found.items()) if len(names) > 1}
 
 
 def _functions(sources: Sources) -> Iterator[tuple[int, str]]:
     for name in sources.python():
-        for node in ast.walk(sources.tree(name)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-                yield node.end_lineno - node.lineno + 1, f"{name}:{node.name}"
+        for num_lines, function in sources.outline(name).functions:
+            yield num_lines, f"{name}:{function}"
 
 
 def function_lengths(sources: Sources) -> tuple[dict[str, int], list[str]]:

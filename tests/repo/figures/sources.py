@@ -1,12 +1,12 @@
 """Which files are product code, tools, historic rules and documents, in this layout and in that of commits before it."""
 
-import ast
 import functools
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.outline import Outline, outline
 from tests.support.tree import NOT_OURS
 
 PRODUCT = (
@@ -88,9 +88,9 @@ class Sources:
         """Contents of a file."""
         return _text(self.root / name)
 
-    def tree(self, name: str) -> ast.Module:
-        """Syntax tree of a Python file."""
-        return _tree(self.root / name)
+    def outline(self, name: str) -> Outline:
+        """What a Python file imports and defines."""
+        return outline(self.root / name)
 
     def python(self) -> list[str]:
         """Python files of the product."""
@@ -119,8 +119,3 @@ class Sources:
 @functools.cache
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(_text(path))

@@ -17,9 +17,9 @@ _OWN_WORDS = ("tests/repo/figures/", "tests/repo/test_figures.py")
 
 def _places(sources: Sources, names: list[str], pattern: re.Pattern[str]) -> Iterator[str]:
     for name in names:
-        for number, line in enumerate(sources.text(name).splitlines(), 1):
-            for found in pattern.findall(line):
-                yield f"{name}:{number}: {found}"
+        if pattern.search(text := sources.text(name)):
+            for number, line in enumerate(text.splitlines(), 1):
+                yield from (f"{name}:{number}: {found}" for found in pattern.findall(line))
 
 
 def pronouns(sources: Sources) -> list[str]:
@@ -37,7 +37,8 @@ def dead_pointers(sources: Sources) -> list[str]:
     """Names of documents that are not in the repository, numbers of issues, and links that do not resolve: "path:line: pointer"."""
     names = [name for name in sources.texts() if not name.startswith(_OWN_WORDS)]
     documents = {f"/{name}" for name in sources.names if name.endswith(".md")}
-    named = (place for place in _places(sources, names, _DOCUMENT) if not _is_there(place, documents))
+    naming = [name for name in names if ".md" in sources.text(name)]
+    named = (place for place in _places(sources, naming, _DOCUMENT) if not _is_there(place, documents))
     links = (place for place in _places(sources, _markdown(names), _LINK) if not _resolves(sources, place))
     return sorted({*named, *links, *_places(sources, names, _ELSEWHERE)})
 
