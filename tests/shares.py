@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _LOGS = ROOT / ".venv"
 _NO_TESTS = 5
-# Two more than processors: some tests wait. More shares at once cost processor time and make slow tests slower.
+# Two more than processors: some tests wait. More shares at once cost processor time and make slow tests slower. All long ones
+# begin at once: the slowest of them decides.
 _AT_ONCE = (os.cpu_count() or 1) + 2
 
 # Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
@@ -31,10 +32,8 @@ ALL = {
         *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
         *("tests/quire_tools/replay", "tests/quire_tools/simulation"),
     ),
-    "core": (
-        *("tests/block_manager", "tests/core", "tests/golden"),
-        *("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
-    ),
+    "core": ("tests/block_manager", "tests/core", "tests/golden"),
+    "tools": ("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
 }
 LONG = "long"
 TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}
@@ -54,12 +53,14 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     if expression != LONG:
         # The shares keep all processors busy; threads of each would wait for each other.
         environ.setdefault("OMP_NUM_THREADS", "1")
+    at_once = len(shares) if expression == LONG else _AT_ONCE
     start, running, seconds, good = time.monotonic(), dict[str, subprocess.Popen[bytes]](), dict[str, float](), True
     logs, pending = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}, list(shares)
     while pending or running:
-        while pending and len(running) < _AT_ONCE:
+        while pending and len(running) < at_once:
             share = pending.pop(0)
-            command = [sys.executable, "-m", "pytest", "-m", expression, *arguments(share, shares), *options]
+            told = ["--durations=8"] if expression == LONG else []
+            command = [sys.executable, "-m", "pytest", "-m", expression, *told, *arguments(share, shares), *options]
             with logs[share].open("wb") if share in logs else open(1, "wb", closefd=False) as output:
                 running[share] = subprocess.Popen(
                     command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT
