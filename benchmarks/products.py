@@ -100,7 +100,7 @@ class Weights:
         widths = {rows: 2 for rows in Rows} | {Rows.STREAM: self.depth, Rows.GATED: self.columns}
         operators = [Linear(Rows.STREAM, Rows.GATED, each) for each in packed]
         prepared = self._kernels.prepare(Program(operators, widths, 1, _CACHE, dtype), dtype)
-        pool = torch.zeros(1, 2, 1, _CACHE.block_elements, dtype=dtype)
+        pool = torch.zeros(1, 2, 1, _CACHE.block_elements(dtype), dtype=dtype)
         return partial(prepared.run, self._random(num_rows, dtype), _batch(num_rows), pool)
 
     def _random(self, count: int, dtype: torch.dtype) -> torch.Tensor:

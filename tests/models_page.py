@@ -76,7 +76,8 @@ _NOTES = """\
 * **Embeddings.** They are pooled from the last hidden states of any model: the mean over the prompt's tokens, or the last
   token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
 * **KV cache.** `--kv-cache-dtype` is one of {dtypes}.
-  Keys and values are rounded when they are stored; `auto` is the type that the model computes in. There are no 8-bit caches.
+  Keys and values are rounded when they are stored; `auto` is the type that the model computes in.
+  [`int8`](performance.md#an-int8-kv-cache) needs a CPU.
 
 ## Quantized weights
 

@@ -18,6 +18,7 @@ from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.triton_backend import TritonBackend, sharing_of
 
 _COLD_BYTES = 256 << 20
+_DTYPE = torch.bfloat16
 # (sequences, context): microseconds of FA3 on an H200-class device, 32 heads, 8 kv heads of 128, bfloat16.
 _FA3_US = {
     (1, 1024): 11.0, (1, 4096): 14.5, (1, 16384): 27.2, (1, 32768): 43.5, (8, 1024): 17.5, (8, 4096): 41.6,
@@ -81,7 +82,7 @@ class Kernels:
 
     def _plan(self, batch: AttentionBatch) -> None:
         batch.plans.clear()
-        query = torch.empty(0, self._group * self._shape.num_kv_heads, 1, dtype=torch.bfloat16)
+        query = torch.empty(0, self._group * self._shape.num_kv_heads, 1, dtype=_DTYPE)
         self._backend.plans(query, batch, self._shape, self._rule)
 
     def _prefill(self, tokens: int) -> None:
@@ -114,7 +115,7 @@ class Kernels:
         """A step with sequences of (context, new tokens), over this many layers."""
         batch = self._batch(sequences)
         blocks = int(batch.block_tables.max()) + 1
-        pool = self._random(layers, 2, blocks, self._shape.block_elements)
+        pool = self._random(layers, 2, blocks, self._shape.block_elements(_DTYPE))
         tokens = sum(new for _, new in sequences)
         query = self._random(tokens, self._group * self._shape.num_kv_heads, self._shape.head_dim)
 
@@ -146,7 +147,7 @@ class Kernels:
         def make() -> Callable[[], None]:
             merged = self._random(tokens, 2, shape.num_kv_heads, shape.head_dim)
             slots = torch.randperm(blocks * shape.block_size, device=self._device)[:tokens]
-            pool = self._random(layers, 2, blocks, shape.block_elements)
+            pool = self._random(layers, 2, blocks, shape.block_elements(_DTYPE))
             return lambda: (
                 [self._backend.write_kv(merged[:, 0], merged[:, 1], cache, slots, shape) for cache in pool] and None
             )
@@ -157,11 +158,11 @@ class Kernels:
     def _moves(self, count: int) -> None:
         """Move blocks of 32 layers: 2 MiB each at the shape of an 8 B model."""
         shape, layers = self._shape, 1 if self._bench.tiny else 32
-        num_bytes = count * layers * 2 * shape.block_elements * 2
+        num_bytes = count * layers * 2 * shape.block_elements(_DTYPE) * _DTYPE.itemsize
         pairs = [(i, (i * 7 + 3) % count) for i in range(count)]
         cuda, blocks = self._device.type == "cuda", self._backend.blocks
-        pool = self._random(layers, 2, 2 * count, shape.block_elements)
-        host = torch.zeros(count, layers, 2, shape.block_elements, dtype=pool.dtype, pin_memory=cuda).permute(
+        pool = self._random(layers, 2, 2 * count, shape.block_elements(_DTYPE))
+        host = torch.zeros(count, layers, 2, shape.block_elements(_DTYPE), dtype=_DTYPE, pin_memory=cuda).permute(
             1, 2, 0, 3
         )
         apart = [(source, target + count) for source, target in pairs]
@@ -195,4 +196,4 @@ class Kernels:
             )  # fmt: skip
 
     def _random(self, *sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, device=self._device, dtype=torch.bfloat16)
+        return torch.randn(sizes, device=self._device, dtype=_DTYPE)

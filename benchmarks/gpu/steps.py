@@ -90,7 +90,7 @@ def _decode(
     slots = tables[:, (context - 1) // _BLOCK_SIZE] * _BLOCK_SIZE + (context - 1) % _BLOCK_SIZE
     columns = (torch.arange(sequences).int(), positions.int(), slots, tables.int())
     batch = AttentionBatch(*(column.to(device) for column in columns), np.arange(sequences + 1, dtype=np.int32))
-    sizes = (config.num_hidden_layers, 2, sequences * width, shape.block_elements)
+    sizes = (config.num_hidden_layers, 2, sequences * width, shape.block_elements(torch.bfloat16))
     pool = torch.zeros(sizes, dtype=torch.bfloat16, device=device)
     no_windows = dict.fromkeys(range(config.num_hidden_layers))
     paged = attention.PagedAttention(TritonBackend(sharing_of(device)), shape, pool, no_windows)

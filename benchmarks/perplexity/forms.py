@@ -80,6 +80,7 @@ def forms() -> dict[str, Form]:
         **{name: Form(_converted(stored), _COMPRESSED, _COMPRESSED) for name, stored in _CONVERTED.items()},
         **{name: Form(_packed(stored), "values packed") for name, stored in _PACKED.items()},
         "--quantization int8": Form(_unchanged, "bfloat16", settings=int8, is_limited=False),
+        "--kv-cache-dtype int8": Form(_unchanged, "bfloat16", settings={"kv_cache_dtype": "int8"}),
         "--quantization int4": Form(_unchanged, "bfloat16", settings=int4, is_limited=False),
     }
 

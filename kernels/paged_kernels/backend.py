@@ -17,18 +17,34 @@ Pairs = Sequence[tuple[int, int]]
 PADDING_SLOT = -1
 
 
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Bytes that a cache of `dtype` takes for the scale of one token's key, or value, of one kv head: a float32 of int8."""
+    return 4 if dtype == torch.int8 else 0
+
+
+def written_dtype(cache_dtype: torch.dtype) -> torch.dtype:
+    """The dtype that keys and values must have to be written: the cache's, or float32 for int8."""
+    return torch.float32 if cache_dtype == torch.int8 else cache_dtype
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape of one layer's share of a block: `block_elements` elements for keys and as many for values."""
+    """Shape of one layer's share of a block: `block_elements` elements for keys and as many for values.
+
+    An int8 cache has a scale for each token and kv head, beside its numbers in the block.
+    """
 
     block_size: int
     num_kv_heads: int
     head_dim: int
 
-    @property
-    def block_elements(self) -> int:
+    def head_elements(self, dtype: torch.dtype) -> int:
+        """Elements of one token's key (or value) of one kv head, those of its scale included."""
+        return self.head_dim + scale_bytes(dtype)
+
+    def block_elements(self, dtype: torch.dtype) -> int:
         """Elements of keys (or of values) in one block of one layer."""
-        return self.block_size * self.num_kv_heads * self.head_dim
+        return self.block_size * self.num_kv_heads * self.head_elements(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +101,10 @@ class KernelBackend(Protocol):
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
     ) -> None:
-        """Store `key` and `value` [T, kv_heads, head_dim] (the cache's dtype) at `slots` int64 [T] of one layer.
+        """Store `key` and `value` [T, kv_heads, head_dim] (`written_dtype`) at `slots` int64 [T] of one layer.
 
-        `cache`: [2, num_blocks, block_elements]. Tokens with PADDING_SLOT are skipped.
+        `cache`: [2, num_blocks, block_elements]. Tokens with PADDING_SLOT are skipped. `reference.stored` is how
+        an int8 cache rounds.
         """
         ...
 
@@ -98,7 +115,7 @@ class KernelBackend(Protocol):
 
         `query`: [T, heads, head_dim], heads a multiple of kv_heads (head h reads kv head h // (heads //
         kv_heads)). Keys and values of all T tokens must have been written; the cache may have another
-        floating dtype. Keys before a sliding window are never read: their blocks may have been reused.
+        dtype. Keys before a sliding window are never read: their blocks may have been reused.
         Returns [T, heads, head_dim] of the query's dtype.
         """
         ...

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape, written_dtype
 from paged_kernels.cpu_decoder import CpuDecoders
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
 _WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_CACHES = _NAMES | {torch.int8: "int8"}
 
 Key = TypeVar("Key")
 
@@ -33,9 +34,10 @@ class CompiledCpuBackend:
     def __init__(self, library: ctypes.CDLL) -> None:
         library.quire_use_threads(_parallel_region())
         names = {(dtype, dtype): f"{name}_{name}" for dtype, name in _NAMES.items()}
-        names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _NAMES.items()}
+        names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _CACHES.items()}
+        names |= {(torch.bfloat16, torch.int8): "bfloat16_int8"}
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
-        self._write = _functions(library, "quire_write_kv", _NAMES, _WRITE_TYPES)
+        self._write = _functions(library, "quire_write_kv", _CACHES, _WRITE_TYPES)
         self.decoder = CpuDecoders(library)
         self._greedy = library.quire_choose
         self._greedy.argtypes, self._greedy.restype = [_POINTER, _I64, _I64, _POINTER, _POINTER, _INT], None
@@ -45,7 +47,8 @@ class CompiledCpuBackend:
     ) -> None:
         """See KernelBackend."""
         key, value = key.contiguous(), value.contiguous()
-        self._write[key.dtype](
+        assert key.dtype == value.dtype == written_dtype(cache.dtype)
+        self._write[cache.dtype](
             key.data_ptr(),
             value.data_ptr(),
             cache[0].data_ptr(),

@@ -19,6 +19,8 @@ _CACHES = {
     (torch.bfloat16, torch.bfloat16): "bfloat16_bfloat16",
     (torch.float32, torch.bfloat16): "float32_bfloat16",
     (torch.float32, torch.float16): "float32_float16",
+    (torch.float32, torch.int8): "float32_int8",
+    (torch.bfloat16, torch.int8): "bfloat16_int8",
 }
 _INT, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 

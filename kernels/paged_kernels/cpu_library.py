@@ -20,7 +20,7 @@ from pathlib import Path
 from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
 from paged_kernels.private_cache import UnusableCache, private_folder
 
-ABI = 8
+ABI = 9
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 _BUILD_TIMEOUT_S = 300

@@ -2,20 +2,21 @@
 
 Gathers one tile at a time, never the whole context. Tiles begin at the same multiples of TILE_KEYS in every
 sequence and every sum runs within one row, in an order given by the tile alone, so results do not depend on
-batch, chunking or placement. Block layout: keys [kv_heads, block_size, head_dim], values [kv_heads, head_dim,
-block_size] (both sums run over the last axis).
+batch, chunking or placement. Block layout: keys [kv_heads, block_size, head_elements], values [kv_heads,
+head_elements, block_size] (both sums run over the last axis).
 """
 
 import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.reference import loaded, stored
 
 TILE_KEYS = 64
 _MOST_ROWS = 64
 
 
 class TiledCpuBackend:
-    """Torch operators only, any floating dtype; several times slower than the compiled backend."""
+    """Torch operators only, any dtype; several times slower than the compiled backend."""
 
     name = "cpu"
     invariant = True
@@ -28,8 +29,8 @@ class TiledCpuBackend:
         kept = slots >= 0
         blocks, offsets = slots[kept] // shape.block_size, slots[kept] % shape.block_size
         keys, values = _views(cache, shape)
-        keys[blocks, :, offsets] = key[kept]
-        values[blocks, :, :, offsets] = value[kept]
+        keys[blocks, :, offsets] = stored(key[kept], cache.dtype)
+        values[blocks, :, :, offsets] = stored(value[kept], cache.dtype)
 
     def paged_attention(
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
@@ -43,8 +44,9 @@ class TiledCpuBackend:
 
 
 def _views(cache: torch.Tensor, shape: CacheShape) -> tuple[torch.Tensor, torch.Tensor]:
-    keys = cache[0].view(-1, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    values = cache[1].view(-1, shape.num_kv_heads, shape.head_dim, shape.block_size)
+    elements = shape.head_elements(cache.dtype)
+    keys = cache[0].view(-1, shape.num_kv_heads, shape.block_size, elements)
+    values = cache[1].view(-1, shape.num_kv_heads, elements, shape.block_size)
     return keys, values
 
 
@@ -104,8 +106,9 @@ def _tile_ids(tables: torch.Tensor, first: int, count: int) -> torch.Tensor:
 def _gather(cache: torch.Tensor, ids: torch.Tensor, shape: CacheShape, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows, group = len(ids), heads // shape.num_kv_heads
     keys, values = _views(cache, shape)
-    keys = keys[ids].float().transpose(1, 2).reshape(rows, shape.num_kv_heads, -1, shape.head_dim)
-    values = values[ids].float().permute(0, 2, 3, 1, 4).reshape(rows, shape.num_kv_heads, shape.head_dim, -1)
+    keys = loaded(keys[ids]).transpose(1, 2).reshape(rows, shape.num_kv_heads, -1, shape.head_dim)
+    values = loaded(values[ids].transpose(3, 4)).permute(0, 2, 4, 1, 3)
+    values = values.reshape(rows, shape.num_kv_heads, shape.head_dim, -1)
     return keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
 
 

@@ -2,14 +2,39 @@
 
 The other backends are tested against it.
 
-Block layout: [block_size, kv_heads, head_dim] for keys and for values.
+Block layout: [block_size, kv_heads, head_elements] for keys and for values.
 """
 
 import itertools
 
 import torch
 
-from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape, scale_bytes
+
+_MOST, _LEAST = 127, 1e-30
+
+
+def stored(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a cache of `dtype` holds of keys or values [..., head_dim]: [..., head_elements].
+
+    int8: the integers nearest to x / scale, ties to even, then the bytes of the scale, which is the largest
+    magnitude / 127; so an element is off by at most scale / 2. The scale is NaN if an element is not finite; heads
+    below 1e-30 become zero.
+    """
+    if dtype != torch.int8:
+        return heads
+    size = heads.abs().amax(-1, keepdim=True)
+    used = size.isfinite() & (size > _LEAST)
+    most = torch.full_like(size, _MOST)  # torch rounds number / tensor twice
+    scale = torch.where(used, size / most, torch.where(size.isfinite(), 0.0, torch.nan))
+    numbers = heads.double() * torch.where(used, most / size, 0.0).double()  # exact
+    return torch.cat([numbers.round().nan_to_num().to(dtype), scale.view(dtype)], -1)
+
+
+def loaded(elements: torch.Tensor) -> torch.Tensor:
+    """Keys or values [..., head_dim] in float32, from what `stored` made of them."""
+    numbers, scale = elements.split([elements.shape[-1] - scale_bytes(elements.dtype), scale_bytes(elements.dtype)], -1)
+    return numbers.float() * scale.contiguous().view(torch.float32) if scale.shape[-1] else numbers.float()
 
 
 class ReferenceBackend:
@@ -25,8 +50,8 @@ class ReferenceBackend:
         """See KernelBackend."""
         kept = slots >= 0
         flat = _tokens(cache, shape)
-        flat[0, slots[kept]] = key[kept]
-        flat[1, slots[kept]] = value[kept]
+        flat[0, slots[kept]] = stored(key[kept], cache.dtype)
+        flat[1, slots[kept]] = stored(value[kept], cache.dtype)
 
     def paged_attention(
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
@@ -42,13 +67,13 @@ class ReferenceBackend:
             first = max(0, int(positions[0]) - rule.sliding_window + 1) if rule.sliding_window is not None else 0
             places = torch.arange(first, int(positions[-1]) + 1, device=table.device)
             slots = table[places // shape.block_size] * shape.block_size + places % shape.block_size
-            keys, values = _tokens(cache, shape)[:, slots].float()
+            keys, values = loaded(_tokens(cache, shape)[:, slots])
             out[rows] = _attend(query[rows].float(), keys, values, positions - first, rule).to(query.dtype)
         return out
 
 
 def _tokens(cache: torch.Tensor, shape: CacheShape) -> torch.Tensor:
-    return cache.view(2, -1, shape.num_kv_heads, shape.head_dim)
+    return cache.view(2, -1, shape.num_kv_heads, shape.head_elements(cache.dtype))
 
 
 def _attend(

@@ -65,7 +65,8 @@ def move_kernel(
 def write_kv(
     key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
 ) -> None:
-    """See KernelBackend. A token's heads must be contiguous; tokens may be strided."""
+    """See KernelBackend. A token's heads must be contiguous; tokens may be strided. There are no int8 caches."""
+    assert cache.is_floating_point()
     key, value = _tokens_apart(key), _tokens_apart(value)
     num_rows = len(slots) * shape.num_kv_heads
     if num_rows:

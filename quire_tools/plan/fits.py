@@ -91,6 +91,7 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
     activation = activation_bytes(sizes, question)
     block_bytes = memory.block_bytes(
         dtype_bytes=sizes.cache_dtype_bytes,
+        scale_bytes=sizes.cache_scale_bytes,
         num_layers=sizes.num_layers,
         block_size=question.block_size,
         num_kv_heads=sizes.num_kv_heads,
@@ -172,6 +173,8 @@ def _advice(sizes: ModelSizes, question: MemoryQuestion, tokens: int, *, fits: b
         advice.append(f"--max-model-len {tokens}: the longest request that these blocks hold")
     if not fits and sizes.cache_dtype_bytes > 2:
         advice.append("--kv-cache-dtype bfloat16: twice as many tokens in the same memory")
+    if not fits and sizes.cache_dtype_bytes > 1 and not question.on_cuda:
+        advice.append("--kv-cache-dtype int8: nearly twice as many tokens as in bfloat16")
     if not fits and sizes.dtype_bytes > 2:
         advice.append(f"--dtype bfloat16: the weights take {memory.size_text(sizes.weight_bytes // 2)} less")
     if not fits and question.on_cuda:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paged_kernels.backend import CacheShape
+from paged_kernels.backend import CacheShape, scale_bytes
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
 from worker_svc.model.formats.forms import MatrixForm
@@ -43,7 +43,7 @@ class ModelSizes:
     `loaded_bytes`: of the weights in the compute type; `weight_bytes`: of those that are kept, which
     `--quantization` and quantized checkpoints make smaller; `tied_head_bytes`: of a head tied to the embedding,
     of which a CPU keeps a packed copy; `file_bytes`: of the weight files, None if not all are here;
-    `max_model_len`: the model's maximum, or the one requested.
+    `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head.
     """
 
     name: str
@@ -51,6 +51,7 @@ class ModelSizes:
     dtype_bytes: int
     cache_dtype: str
     cache_dtype_bytes: int
+    cache_scale_bytes: int
     loaded_bytes: int
     weight_bytes: int
     tied_head_bytes: int
@@ -109,6 +110,7 @@ def model_sizes(
         dtype_bytes=computed.itemsize,
         cache_dtype=str(cached).removeprefix("torch."),
         cache_dtype_bytes=cached.itemsize,
+        cache_scale_bytes=scale_bytes(cached),
         loaded_bytes=loaded_bytes,
         weight_bytes=loaded_bytes - saved,
         tied_head_bytes=tied_head_bytes,

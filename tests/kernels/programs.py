@@ -20,6 +20,11 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def full_of_nan(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A cache of whose elements nothing may be used. Of int8, the scales are NaN: all their bits are set."""
+    return torch.full(sizes, -1 if dtype == torch.int8 else float("nan"), dtype=dtype)
+
+
 def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> PackedWeights:
     """Packed in groups of 32 with 8 or 4 bits, or plain with 0."""
     return kernels.pack(quantized(weight, bits, 32) if bits else weight, bias)
@@ -48,8 +53,8 @@ class Cache:
         num_blocks = self.num_sequences * width + 3
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(self.seed))
         self.tables = order[: self.num_sequences * width].view(-1, width).to(torch.int32).contiguous()
-        sizes = (self.num_layers, 2, num_blocks, self.shape.block_elements)
-        self.pool = torch.full(sizes, float("nan"), dtype=self.dtype)
+        sizes = (self.num_layers, 2, num_blocks, self.shape.block_elements(self.dtype))
+        self.pool = full_of_nan(sizes, self.dtype)
 
     def slots(self, row: int, begin: int, end: int) -> torch.Tensor:
         """Where tokens begin .. end - 1 of a sequence lie."""

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape, written_dtype
 from paged_kernels.cpu_tiles import TiledCpuBackend
-from paged_kernels.reference import ReferenceBackend
+from paged_kernels.reference import ReferenceBackend, loaded, stored
+from tests.kernels.programs import full_of_nan
 from worker_svc.container import peak_bytes
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}
+# Of queries, and of the cache.
+DTYPES = [*((dtype, dtype) for dtype in TOLERANCE), *((dtype, torch.int8) for dtype in TOLERANCE)]
 QUICK_SHAPES = [(4, 4, 16, 16), (9, 3, 64, 32), (4, 2, 24, 5), (6, 2, 41, 16)]
 OTHER_SHAPES = [(8, 2, 64, 16), (7, 1, 80, 8), (2, 2, 128, 1), (5, 5, 96, 48)]
 SHAPES = [*QUICK_SHAPES, *(pytest.param(*shape, marks=pytest.mark.long) for shape in OTHER_SHAPES)]
@@ -31,6 +34,7 @@ class Case:
     heads: int
     shape: CacheShape
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype = torch.float32
     seed: int = 0
 
     def __post_init__(self):
@@ -48,10 +52,16 @@ class Case:
         width = max(-(-(old + new) // size) for old, new in self.sequences)
         order = torch.randperm(len(self.sequences) * width + 3, generator=torch.Generator().manual_seed(shuffle))
         tables = order[: len(self.sequences) * width].view(-1, width).to(torch.int32)
-        cache = torch.full((2, len(order), self.shape.block_elements), float("nan"), dtype=self.dtype)
+        cache = full_of_nan((2, len(order), self.shape.block_elements(self.cache_dtype)), self.cache_dtype)
         for i, (old, _) in enumerate(self.sequences):
             _, keys, values = self.contents[i]
-            backend.write_kv(keys[:old], values[:old], cache, self._slots(tables[i], 0, old), self.shape)
+            backend.write_kv(
+                self._written(keys[:old]),
+                self._written(values[:old]),
+                cache,
+                self._slots(tables[i], 0, old),
+                self.shape,
+            )
         done = [old for old, _ in self.sequences]
         results = [[] for _ in self.sequences]
         while any(d < old + new for d, (old, new) in zip(done, self.sequences, strict=True)):
@@ -60,6 +70,9 @@ class Case:
                 results[i].append(part)
             done = ends
         return [torch.cat(parts) for parts in results]
+
+    def _written(self, x):
+        return x.to(written_dtype(self.cache_dtype))
 
     def _slots(self, table, begin, end):
         places = torch.arange(begin, end)
@@ -86,32 +99,35 @@ class Case:
             offsets=np.cumsum([0, *counts], dtype=np.int32),
         )
         query, key, value = packed
-        backend.write_kv(key, value, cache, batch.slots, self.shape)
+        backend.write_kv(self._written(key), self._written(value), cache, batch.slots, self.shape)
         out = backend.paged_attention(query, cache, batch, self.shape, rule)
         assert not out[sum(counts) :].any(), "padding attends to nothing"
         return out[: sum(counts)].split(counts)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype):
+def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cache_dtype):
     """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window and softcap; stale NaNs ignored."""
-    case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, CacheShape(block_size, kv_heads, dim), dtype)
+    shape = CacheShape(block_size, kv_heads, dim)
+    case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, shape, dtype, cache_dtype)
+    # Scales are multiplied with a score and a weight, in the reference with each element.
+    tolerance = TOLERANCE[dtype] * (2 if cache_dtype == torch.int8 else 1)
     for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
         expected = case.run(ReferenceBackend(), rule)
         for backend in backends:
             for one, other in zip(expected, case.run(backend, rule, padding=3), strict=True):
-                assert (one.float() - other.float()).abs().max() <= TOLERANCE[dtype]
+                assert (one.float() - other.float()).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [pair for pair in DTYPES if torch.float16 not in pair])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads, dim, block_size, dtype):
+def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads, dim, block_size, dtype, cache_dtype):
     """The kernels' part of the invariance contract."""
     rng = np.random.default_rng(block_size)
     sequences = [(int(rng.integers(0, 90)), int(rng.integers(1, 40))) for _ in range(4)]
     shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 61)
-    case = Case(sequences, heads, shape, dtype)
+    case = Case(sequences, heads, shape, dtype, cache_dtype)
     for backend in backends:
         expected = case.run(backend, rule)
         for other in (
@@ -119,7 +135,7 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads,
             case.run(backend, rule, chunks=7, shuffle=3, padding=5),
         ):
             assert all(torch.equal(a, b) for a, b in zip(expected, other, strict=True))
-        single = Case(sequences[:1], heads, shape, dtype)
+        single = Case(sequences[:1], heads, shape, dtype, cache_dtype)
         assert torch.equal(single.run(backend, rule)[0], expected[0])
 
 
@@ -139,14 +155,16 @@ def test_thread_count_changes_nothing(backends):
         torch.set_num_threads(before)
 
 
-def test_nan_stays_in_its_sequence(backends):
-    """A sequence whose keys are NaN gives NaN; its neighbours are untouched."""
-    case = Case([(20, 4), (20, 4)], 4, CacheShape(16, 2, 16))
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(("which", "number"), [(1, "nan"), (2, "nan"), (1, "inf"), (2, "-inf")])
+def test_nan_stays_in_its_sequence(backends, which, number, cache_dtype):
+    """A sequence with a key or a value that is not finite gives what is not finite; its neighbours are untouched."""
+    case = Case([(20, 4), (20, 4)], 4, CacheShape(16, 2, 16), cache_dtype=cache_dtype)
     clean = case.run(ReferenceBackend(), AttentionRule(0.25))[1]
-    case.contents[0][1][3] = float("nan")
+    case.contents[0][which][3] = float(number)
     for backend in backends:
         spoiled, other = case.run(backend, AttentionRule(0.25))
-        assert spoiled.isnan().any()
+        assert not spoiled.isfinite().all()
         assert torch.allclose(other, clean, atol=3e-6)
 
 
@@ -175,18 +193,48 @@ def test_long_context_is_not_gathered(backends):
         assert backend.peak_bytes < context_bytes / 8
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [64, 20])
+def test_int8_rounding(backends, dim):
+    """Each backend keeps the same integers and scales: off by half a scale at most, ties to even, NaN if not all is finite."""
+    shape, rng = CacheShape(4, 2, dim), torch.Generator().manual_seed(0)
+    heads = torch.randn(400, 2, dim, generator=rng) * 10 ** torch.linspace(-20, 20, 400)[:, None, None]
+    heads[10:300] = heads[10:300].bfloat16()  # ties are frequent among them
+    heads[3, 0] = 0
+    heads[4, 1] = 1e-31
+    heads[5, 1, :5] = torch.tensor([127, 0.5, 1.5, -2.5, 126.5])
+    heads[5, 1, 5:] = 0
+    heads[6, 0, 7], heads[7, 1, 2], heads[8, 1, dim - 1] = float("inf"), float("nan"), 3e38
+    kept = loaded(stored(heads, torch.int8))
+    assert kept[5, 1, :5].tolist() == [127, 0, 2, -2, 126]
+    assert kept[6, 0].isnan().all() and kept[7, 1].isnan().all() and kept[6, 1].isfinite().all()
+    scale = heads.abs().amax(-1, keepdim=True) / 127
+    usual = scale.isfinite() & (scale > 1e-32)
+    assert not kept[3, 0].any() and not kept[4, 1].any()
+    assert (((heads - kept).abs() <= scale * (0.5 + 1e-4)) | ~usual).all()
+    rows, slots, counts = torch.arange(400, dtype=torch.int32), torch.arange(400) * 4, np.arange(401, dtype=np.int32)
+    batch = AttentionBatch(rows, torch.zeros_like(rows), slots, rows[:, None], counts)
+    for backend in [ReferenceBackend(), *backends]:
+        cache = full_of_nan((2, 400, shape.block_elements(torch.int8)), torch.int8)
+        backend.write_kv(torch.ones_like(heads), heads, cache, slots, shape)
+        # Of one key alone the result is its value.
+        found = backend.paged_attention(torch.zeros_like(heads), cache, batch, shape, AttentionRule(1.0))
+        torch.testing.assert_close(found, kept, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(9, 3, 64, 16), (4, 2, 24, 5), (2, 1, 40, 48)])
 @pytest.mark.parametrize("window", [None, 300])
-def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim, block_size, dtype, window):
+def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim, block_size, dtypes, window):
     """Rows whose sequences begin with the same blocks, some for longer than others: each as if it were alone."""
-    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, window)
+    (dtype, cache_dtype), shape = dtypes, CacheShape(block_size, kv_heads, dim)
+    rule = AttentionRule(dim**-0.5, window)
     keys, rng = [700, 523, 700, 600, 610, 20, 540], torch.Generator().manual_seed(0)
     width = -(-max(keys) // block_size)
     tables = torch.randperm(len(keys) * width, generator=rng).view(-1, width).to(torch.int32)
     for row, shared in ((1, 520), (2, 520), (3, 260), (4, 10), (6, 530)):
         tables[row, : shared // block_size] = tables[0, : shared // block_size]
-    elements = torch.randn(2, len(keys) * width, shape.block_elements, generator=rng).to(dtype)
+    cache = torch.zeros(2, len(keys) * width, shape.block_elements(cache_dtype), dtype=cache_dtype)
+    contents = torch.randn(2, cache.shape[1] * block_size, kv_heads, dim, generator=rng).to(written_dtype(cache_dtype))
     query = torch.randn(len(keys), heads, dim, generator=rng).to(dtype)
     positions = torch.tensor(keys, dtype=torch.int32) - 1
 
@@ -195,9 +243,10 @@ def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim,
         slots = tables[rows, places // block_size].long() * block_size + places % block_size
         offsets = np.arange(len(rows) + 1, dtype=np.int32)
         batch = AttentionBatch(torch.tensor(rows, dtype=torch.int32), positions[rows], slots, tables, offsets)
-        return backend.paged_attention(query[rows], elements, batch, shape, rule)
+        return backend.paged_attention(query[rows], cache, batch, shape, rule)
 
     for backend in backends:
+        backend.write_kv(*contents, cache, torch.arange(contents.shape[1]), shape)
         together = attended(backend, [*range(len(keys))])
         alone = torch.cat([attended(backend, [row]) for row in range(len(keys))])
         assert torch.isfinite(together).all()

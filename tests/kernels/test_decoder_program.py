@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paged_kernels.backend import AttentionRule, CacheShape
+from paged_kernels.backend import AttentionRule, CacheShape, written_dtype
 from paged_kernels.decoder import (
     Attend,
     Choose,
@@ -27,6 +27,9 @@ from paged_kernels.decoder import (
 from tests.kernels.programs import Bench, Cache, moves, packed, random
 
 DTYPES = [torch.float32, torch.bfloat16]
+ROUNDED = [(dtype, torch.int8) for dtype in DTYPES]
+# Of rows, and of the cache.
+CACHES = [*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), (torch.float32, torch.float16), *ROUNDED]
 # Of a value that was rounded a few times on its way.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
 # Of bfloat16 results, that must be what torch gives to the last bit: the others were rounded at a tie of another sum.
@@ -138,9 +141,7 @@ def turned(heads, positions, angles):
     return torch.cat([part * cosines + torch.cat([-right, left], -1) * sines, rest], -1)
 
 
-@pytest.mark.parametrize(
-    "dtypes", [(d, d) for d in DTYPES] + [(torch.float32, torch.bfloat16), (torch.float32, torch.float16)]
-)
+@pytest.mark.parametrize("dtypes", CACHES)
 @pytest.mark.parametrize("rotary", [None, 40, 16, 6])
 @pytest.mark.parametrize("one_plus", [None, False, True])
 def test_place(compiled, dtypes, rotary, one_plus):
@@ -166,7 +167,8 @@ def test_place(compiled, dtypes, rotary, one_plus):
     close(found[:14], torch.cat([queries, keys, values], 1).view(14, -1), tolerance=4 * TOLERANCE[dtype])
     other = Cache(cache.shape, 3, 40, cache_dtype)
     made = found[:14].view(14, -1, dim)[:, heads : heads + kv_heads]
-    compiled.write_kv(made.to(cache_dtype), values.to(cache_dtype), other.pool[1], batch.slots[:14], other.shape)
+    written = [x.to(written_dtype(cache_dtype)) for x in (made, values)]
+    compiled.write_kv(*written, other.pool[1], batch.slots[:14], other.shape)
     torch.testing.assert_close(cache.pool, other.pool, rtol=0, atol=0, equal_nan=True)
 
 
@@ -179,15 +181,19 @@ def filled(compiled, cache, lengths, layer):
     """Random keys and values of so many tokens of each sequence, in `layer`."""
     for row, length in enumerate(lengths):
         kv = [
-            random(length, cache.shape.num_kv_heads, cache.shape.head_dim, dtype=cache.dtype, seed=10 * row + i)
+            random(
+                length,
+                cache.shape.num_kv_heads,
+                cache.shape.head_dim,
+                dtype=written_dtype(cache.dtype),
+                seed=10 * row + i,
+            )
             for i in (0, 1)
         ]
         compiled.write_kv(*kv, cache.pool[layer], cache.slots(row, 0, length), cache.shape)
 
 
-@pytest.mark.parametrize(
-    "dtypes", [(d, d) for d in DTYPES] + [(torch.float32, torch.bfloat16), (torch.float32, torch.float16)]
-)
+@pytest.mark.parametrize("dtypes", CACHES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), [(4, 4, 16, 16), (9, 3, 64, 8), (7, 1, 80, 3)])
 def test_attend(compiled, dtypes, heads, kv_heads, dim, block_size):
     """Bitwise what the attention kernel makes of the same queries, whose result is compared with the reference elsewhere: prompts,
@@ -256,15 +262,16 @@ def lives(prepared, cache, streams, chunks, padding=0):
     return [torch.cat(parts) for parts in results]
 
 
-def check_lives(compiled, heads, kv_heads, dim, block_size, dtype, threads):
+def check_lives(compiled, heads, kv_heads, dim, block_size, dtype, threads, cache_dtype=None):
     """Bitwise the same in one piece, token by token, in chunks beside padding, alone, and with other threads."""
     shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 29)
     operators, widths = layers_of(compiled, shape, heads, dtype, rule)
-    prepared = compiled.decoder.prepare(Program(operators, widths, heads, shape, dtype), dtype)
+    cache_dtype = cache_dtype or dtype
+    prepared = compiled.decoder.prepare(Program(operators, widths, heads, shape, dtype), cache_dtype)
     streams = [random(n, 48, dtype=dtype, seed=n) for n in (37, 14, 1)]
 
     def lived(chunks, seed, streams=streams, padding=0):
-        return lives(prepared, Cache(shape, 3, 40, dtype, seed=seed), streams, chunks, padding)
+        return lives(prepared, Cache(shape, 3, 40, cache_dtype, seed=seed), streams, chunks, padding)
 
     expected = lived((40, 40, 40), 0)
     for one in expected:
@@ -290,11 +297,11 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtypes", [*((d, d) for d in DTYPES), *ROUNDED])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SAMPLE)
-def test_bits_do_not_depend_on_how_a_prompt_came(compiled, threads, heads, kv_heads, dim, block_size, dtype):
+def test_bits_do_not_depend_on_how_a_prompt_came(compiled, threads, heads, kv_heads, dim, block_size, dtypes):
     """Tiles of several tokens, single tokens, blocks in any order: the same bits through two layers. A sample."""
-    check_lives(compiled, heads, kv_heads, dim, block_size, dtype, threads)
+    check_lives(compiled, heads, kv_heads, dim, block_size, dtypes[0], threads, dtypes[1])
 
 
 @pytest.mark.long
@@ -369,7 +376,7 @@ def test_room_grows_and_stays(compiled, threads):
     assert untouched.pool.isnan().all()
 
 
-@pytest.mark.parametrize("dtypes", [(d, d) for d in DTYPES] + [(torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("dtypes", [*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), *ROUNDED])
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_decode_program(compiled, dtypes, bits, threads):
     """From ids to ids, step by step: bitwise the lookup, the program, the product and the choice; a row of NaN is told."""
@@ -407,5 +414,7 @@ def test_what_runs(compiled):
     runs = compiled.decoder.runs
     assert runs(torch.float32, torch.float16)
     assert runs(torch.bfloat16, torch.bfloat16)
+    assert runs(torch.bfloat16, torch.int8)
     assert not runs(torch.float16, torch.float16)
+    assert not runs(torch.float16, torch.int8)
     assert not runs(torch.bfloat16, torch.float32)

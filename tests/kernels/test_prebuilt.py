@@ -40,7 +40,7 @@ def made_wheel(tmp_path_factory, prebuilt) -> Path:
     return wheel.make_wheel(pure, next(iter(prebuilt)).machine, folder)
 
 
-def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int) -> torch.Tensor:
+def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int, cache_dtype: torch.dtype) -> torch.Tensor:
     """A layer with everything that layers have, of three sequences at once."""
     heads, kv_heads, dim, width, gated = 6, 2, 40, 240, 352
     weights = {
@@ -69,7 +69,7 @@ def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int) -> torch.T
         Gated(Rows.NORMED, Rows.GATED, weights["gate"], weights["up"], "gelu_tanh"),
         Linear(Rows.GATED, Rows.STREAM, weights["down"], adds=True),
     ]
-    cache = Cache(CacheShape(16, kv_heads, dim), 3, 40, dtype)
+    cache = Cache(CacheShape(16, kv_heads, dim), 3, 40, cache_dtype)
     widths = {
         Rows.STREAM: width,
         Rows.NORMED: width,
@@ -81,18 +81,19 @@ def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int) -> torch.T
     return Bench(backend, widths, heads, dtype).run(operators, random(48, width, dtype=dtype), cache, batch)
 
 
-@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize(("bits", "rounds_cache"), [(0, False), (8, False), (4, False), (0, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_prebuilt_layers_agree(prebuilt, dtype, bits):
+def test_prebuilt_layers_agree(prebuilt, dtype, bits, rounds_cache):
     """Every build that runs here computes a layer as this machine's compiler does: the best in every bit, others to rounding."""
-    expected = layer(CompiledCpuBackend(load_library(os.environ, lambda _: None)), dtype, bits)
+    given = (dtype, bits, torch.int8 if rounds_cache else dtype)
+    expected = layer(CompiledCpuBackend(load_library(os.environ, lambda _: None)), *given)
     assert expected.isfinite().all()
     for number, path in enumerate(prebuilt.values()):
-        found = layer(CompiledCpuBackend(load_library({"QUIRE_KERNEL_LIBRARY": str(path)}, print)), dtype, bits)
+        found = layer(CompiledCpuBackend(load_library({"QUIRE_KERNEL_LIBRARY": str(path)}, print)), *given)
         if number == 0:
             assert torch.equal(found, expected), path.name
         # A number of a rounded row that lies on the border between two becomes either.
-        tolerance = 1e-4 if dtype == torch.float32 else 2e-1 if bits else 5e-2
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-1 if bits or rounds_cache else 5e-2
         torch.testing.assert_close(
             found, expected, rtol=tolerance, atol=tolerance, msg=lambda m, p=path: f"{p.name}: {m}"
         )

@@ -37,7 +37,7 @@ def attention_launches(shape: CacheShape, group: int, dtype: torch.dtype, rule: 
         torch.zeros(2, 16, dtype=torch.int32),
         np.array([0, 1, tokens], np.int32),
     )
-    cache, backend = torch.zeros(2, 8, shape.block_elements, dtype=dtype), TritonBackend(H200)
+    cache, backend = torch.zeros(2, 8, shape.block_elements(dtype), dtype=dtype), TritonBackend(H200)
     with launches() as found:
         backend.write_kv(kv, kv, cache, batch.slots, shape)
         backend.paged_attention(kv.repeat(1, group, 1), cache, batch, shape, rule)

@@ -44,12 +44,19 @@ def of_plan(plan: MemoryPlan) -> tuple[int, ...]:
     return plan.sizes.weight_bytes, plan.block_bytes, plan.num_gpu_blocks, plan.num_cpu_blocks
 
 
-@pytest.mark.parametrize(("dtype", "cache"), [("auto", "auto"), ("float32", "bfloat16")])
+@pytest.mark.parametrize(("dtype", "cache"), [("auto", "auto"), ("float32", "bfloat16"), ("auto", "int8")])
 def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     """R9: weights, bytes of a block, device and host blocks are equal; only the largest step is an estimate."""
     plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
     assert of_plan(plan) == of_worker(default_model(), dtype=dtype, kv_cache_dtype=cache)
     assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
+
+
+def test_an_int8_cache_holds_more() -> None:
+    """Nearly twice as many tokens as in bfloat16: 32 bytes for each head and 4 for its scale."""
+    plans = [make_plan(sizes_of(default_model(), kv_cache_dtype=cache), asked()) for cache in ("bfloat16", "int8")]
+    assert plans[0].sizes.head_dim == 32 and plans[0].block_bytes * (32 + 4) == plans[1].block_bytes * 64
+    assert plans[1].num_gpu_blocks == pytest.approx(plans[0].num_gpu_blocks * 64 / 36, abs=1)
 
 
 @pytest.mark.parametrize(("stored", "bits", "group"), [("int8", 8, 32), ("int4", 4, 128)])

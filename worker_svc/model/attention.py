@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
 from worker_svc.model import masks
 
 NAME = "quire_paged"
@@ -189,10 +189,11 @@ class PagedAttention:
         _mask: torch.Tensor | None,
         options: dict[str, Any],
     ) -> torch.Tensor:
-        """See Attention. Writes keys and values first, converted to the cache's dtype."""
+        """See Attention. Writes keys and values first."""
         assert self._batch is not None, "begin() comes before the forward pass"
         cache = self._layers[module.layer_idx]
-        keys, values = _rows(key).to(cache.dtype), _rows(value).to(cache.dtype)
+        written = written_dtype(cache.dtype)
+        keys, values = _rows(key).to(written), _rows(value).to(written)
         self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
         rule = _rule(options, self._shape.head_dim, self._windows[module.layer_idx])
         return self._backend.paged_attention(_rows(query), cache, self._batch, self._shape, rule)[None]

@@ -28,10 +28,10 @@ class CacheEngine:
     ) -> None:
         self.shape = shape
         self._blocks = blocks
-        sizes = (num_layers, 2, num_gpu_blocks, shape.block_elements)
-        self.device_pool = device.zeros(sizes, dtype)
+        elements = shape.block_elements(dtype)
+        self.device_pool = device.zeros((num_layers, 2, num_gpu_blocks, elements), dtype)
         self._pages = PagesAhead(self.device_pool)
-        self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, shape.block_elements), dtype)
+        self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, elements), dtype)
 
     def expect(self, num_used: int) -> None:
         """Pre-fault pages beyond the first `num_used` device blocks, which are in use or will be in this step.

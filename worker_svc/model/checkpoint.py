@@ -195,7 +195,7 @@ def choose_dtype(checkpoint: Checkpoint, wanted: str, *, keeps_integers: bool = 
 
 def choose_cache_dtype(wanted: str, computed: torch.dtype) -> torch.dtype:
     """The KV cache dtype. `wanted`: "auto" = the compute dtype, else a supported name of vLLM's --kv-cache-dtype."""
-    return computed if wanted == "auto" else _DTYPES[wanted]
+    return computed if wanted == "auto" else {**_DTYPES, "int8": torch.int8}[wanted]
 
 
 def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_kernels.backend import BlockMover, CacheShape
+from paged_kernels.backend import BlockMover, CacheShape, scale_bytes
 from paged_kernels.decoder import DecoderKernels
 from paged_kernels.quantized import quantized
 from paged_kernels.registry import (
@@ -77,6 +77,7 @@ class LoadedModel:
         """Bytes of one block over all layers."""
         return memory.block_bytes(
             dtype_bytes=self.cache_dtype.itemsize,
+            scale_bytes=scale_bytes(self.cache_dtype),
             num_layers=self.num_layers,
             block_size=self.shape.block_size,
             num_kv_heads=self.shape.num_kv_heads,
@@ -107,7 +108,8 @@ def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
 def _automatic(settings: WorkerSettings, devices: Devices) -> Device:
     if settings.backend == "cuda":
         return HOST if interprets_triton(os.environ) else _cuda_device(0, devices)
-    for_cpu_alone = settings.backend == "cpu" or settings.quantization != "none" or settings.invariant
+    rounds = settings.quantization != "none" or settings.kv_cache_dtype == "int8"
+    for_cpu_alone = settings.backend == "cpu" or rounds or settings.invariant
     return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(0)
 
 

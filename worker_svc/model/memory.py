@@ -45,9 +45,11 @@ class BlockCounts:
     num_cpu_blocks: int
 
 
-def block_bytes(*, dtype_bytes: int, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block over all layers, keys and values."""
-    return dtype_bytes * num_layers * 2 * block_size * num_kv_heads * head_dim
+def block_bytes(
+    *, dtype_bytes: int, scale_bytes: int = 0, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> int:
+    """Bytes of one block over all layers, keys and values; `scale_bytes` of them for each token and kv head."""
+    return num_layers * 2 * block_size * num_kv_heads * (dtype_bytes * head_dim + scale_bytes)
 
 
 def count_blocks(budget: MemoryBudget) -> BlockCounts:

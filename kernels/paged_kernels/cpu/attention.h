@@ -199,17 +199,42 @@ class Attention {
   const int kv_head_, group_, shared_;
 };
 
+// `count` elements, converted to T.
+template <class E, class T>
+void copy_elements(const E* from, T* to, int count) {
+  if constexpr (std::is_same_v<E, T>) std::memcpy(to, from, size_t(count) * sizeof(T));
+  else for (int i = 0; i < count; ++i) store(to[i], load(from[i]));
+}
+
+// Rounds a token's key or value, and writes element d to place(d) of a block's kv head, and its scale.
+template <class E, class Place>
+void write_rounded(const E* from, Int8* head, int offset, const Shape& shape, Place place) {
+  const Rounding rounding = Rounding::of(from, shape.head_dim);
+  for (int d = 0; d < shape.head_dim; d += LANES) {
+    const int count = std::min(LANES, shape.head_dim - d);
+    int32_t whole[LANES];
+    put_vector(whole, rounding.integers(from + d, count));
+    for (int i = 0; i < count; ++i) head[place(d + i)].bits = int8_t(whole[i]);
+  }
+  std::memcpy(scale_at(head, offset, shape), &rounding.scale, sizeof rounding.scale);
+}
+
 // Writes the key and value of one token and kv head to their slot.
-template <class T>
-void write_kv(const T* key, const T* value, T* keys, T* values, int64_t slot, int kv_head, const Shape& shape) {
-  const int dim = shape.head_dim, size = shape.block_size;
-  const int64_t block = slot / size, offset = slot % size;
-  const size_t at = (size_t(block) * shape.kv_heads + kv_head) * dim * size;
-  constexpr int GROUP = together<T>();
-  int d = 0;
-  for (; d + GROUP <= dim; d += GROUP) std::memcpy(keys + at + key_element<T>(d, int(offset), shape), key + d, GROUP * sizeof(T));
-  for (; d < dim; ++d) keys[at + key_element<T>(d, int(offset), shape)] = key[d];
-  std::memcpy(values + at + size_t(offset) * dim, value, size_t(dim) * sizeof(T));
+template <class E, class T>
+void write_kv(const E* key, const E* value, T* keys, T* values, int64_t slot, int kv_head, const Shape& shape) {
+  const int dim = shape.head_dim, offset = int(slot % shape.block_size);
+  const size_t at = Cache<T>{keys, values, shape}.head_at(int(slot / shape.block_size), kv_head);
+  const auto key_place = [&](int d) { return key_element<T>(d, offset, shape); };
+  if constexpr (has_scales<T>()) {
+    write_rounded(key, keys + at, offset, shape, key_place);
+    write_rounded(value, values + at, offset, shape, [=](int d) { return size_t(offset) * dim + d; });
+  } else {
+    constexpr int GROUP = together<T>();
+    int d = 0;
+    for (; d + GROUP <= dim; d += GROUP) copy_elements(key + d, keys + at + key_place(d), GROUP);
+    for (; d < dim; ++d) copy_elements(key + d, keys + at + key_place(d), 1);
+    copy_elements(value, values + at + size_t(offset) * dim, dim);
+  }
 }
 
 }  // namespace quire

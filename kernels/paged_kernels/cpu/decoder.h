@@ -205,7 +205,7 @@ class Decoder {
   }
 
   T* cached(int layer, int which) const {
-    const size_t elements = size_t(shape_.block_size) * shape_.kv_heads * shape_.head_dim;
+    const size_t elements = shape_.kv_heads * head_elements<T>(shape_);
     return static_cast<T*>(step_.pool) + (size_t(layer) * 2 + which) * step_.num_blocks * elements;
   }
 
@@ -220,22 +220,9 @@ class Decoder {
     const E* sines = op.rotary ? of(op.second_bias) + size_t(step_.positions[row]) * op.rotary : nullptr;
     turn(op, heads, shape_.heads, of(op.weights), cosines, sines);
     turn(op, keys, shape_.kv_heads, of(op.bias), cosines, sines);
-    std::vector<T> room;
-    const T* kept = as_cached(keys, size_t(2) * width, room);
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      const T* key = kept + size_t(head) * dim;
+      const E* key = keys + size_t(head) * dim;
       write_kv(key, key + width, cached(op.layer, 0), cached(op.layer, 1), step_.slots[row], head, shape_);
-    }
-  }
-
-  // `count` elements in the cache's type: in place if the types are equal, else in `room`.
-  static const T* as_cached(const E* from, size_t count, std::vector<T>& room) {
-    if constexpr (std::is_same_v<E, T>) {
-      return from;
-    } else {
-      room.resize(count);
-      for (size_t i = 0; i < count; ++i) store(room[i], load(from[i]));
-      return room.data();
     }
   }
 

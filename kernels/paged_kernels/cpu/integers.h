@@ -11,14 +11,9 @@
 // weight_packing.h packs the weights.
 #pragma once
 
-#include <cmath>
-#include <limits>
-
 #include "products.h"
 
 namespace quire {
-
-constexpr int MOST_NUMBER = 127;  // of a row
 
 // Rows as integers. `numbers` [rows, padded depth]; `scales` and `sums` (of the numbers) [rows, groups].
 struct IntegerRows {
@@ -44,29 +39,20 @@ struct IntegerRows {
 // Rounds row `number` of `in` [rows, depth]. A group with a number that is not finite gets the scale NaN.
 template <class E>
 void round_row(const E* in, int depth, int group, int64_t number, const IntegerRows& rows) {
-  constexpr float LEAST = 1e-30f;  // smaller groups are zero
-  const Vec magic = splat(12582912.0f);  // adding it rounds to the nearest integer, ties to even
   const IntegerRows row = rows.from(number);
   in += size_t(number) * depth;
   for (size_t g = 0; g < rows.groups; ++g) {
     const int begin = int(g) * group, count = std::min(group, depth - begin);
     int8_t* out = row.numbers + begin;
-    IntVec bits = {}, total = {};
-    for (int d = 0; d < count; d += LANES) {
-      const IntVec x = as<IntVec>(magnitude(load_vec(in + begin + d, std::min(LANES, count - d))));
-      bits = larger(x, bits);  // infinities and NaN are larger than numbers
-    }
-    const int32_t top = folded(bits, [](auto a, auto b) { return larger(a, b); });
-    const bool is_finite = top < 0x7f800000;
-    const float size = is_finite ? as_float(uint32_t(top)) : 0.0f, factor = size > LEAST ? float(MOST_NUMBER) / size : 0.0f;
+    const Rounding rounding = Rounding::of(in + begin, count);
+    IntVec total = {};
     for (int d = 0; d < group; d += LANES) {
       const int lanes = std::min(LANES, std::max(0, count - d));
-      const Vec x = factor > 0.0f ? load_vec(in + begin + d, lanes) * factor : Vec{};
-      const IntVec whole = as<IntVec>(x + magic) - 0x4b400000;
+      const IntVec whole = rounding.integers(in + begin + d, lanes);
       put_vector(out + d, converted<ByteVec>(whole));
       total += whole;
     }
-    row.scales[g] = !is_finite ? std::numeric_limits<float>::quiet_NaN() : factor > 0.0f ? size / MOST_NUMBER : 0.0f;
+    row.scales[g] = rounding.scale;
     row.sums[g] = folded(total, [](auto a, auto b) { return a + b; });
   }
 }

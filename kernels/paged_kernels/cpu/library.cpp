@@ -24,8 +24,8 @@ void paged_attention(const Q* query, Q* out, const T* keys, const T* values, con
   });
 }
 
-template <class T>
-void write_all(const T* key, const T* value, T* keys, T* values, const int64_t* slots, int64_t tokens, const Shape& shape,
+template <class E, class T>
+void write_all(const E* key, const E* value, T* keys, T* values, const int64_t* slots, int64_t tokens, const Shape& shape,
                int threads) {
   const size_t width = size_t(shape.kv_heads) * shape.head_dim;
   share_out<Nothing>(tokens, tokens < 64 ? 1 : threads, [&](int64_t token, Nothing) {
@@ -92,11 +92,12 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
                           Shape{heads, kv_heads, head_dim, block_size}, Rule{scale, window, softcap}, threads);        \
   }
 
-#define QUIRE_WRITE(NAME, T)                                                                                           \
+// E: type of what is written to a cache of type T.
+#define QUIRE_WRITE(NAME, E, T)                                                                                        \
   extern "C" void quire_write_kv_##NAME(const void* key, const void* value, void* keys, void* values,                  \
                                         const int64_t* slots, int64_t tokens, int kv_heads, int head_dim,              \
                                         int block_size, int threads) {                                                 \
-    write_all<T>((const T*)key, (const T*)value, (T*)keys, (T*)values, slots, tokens,                                  \
+    write_all((const E*)key, (const E*)value, (T*)keys, (T*)values, slots, tokens,                                     \
                  Shape{kv_heads, kv_heads, head_dim, block_size}, threads);                                            \
   }
 
@@ -131,15 +132,20 @@ QUIRE_ATTENTION(bfloat16_bfloat16, BFloat16, BFloat16)
 QUIRE_ATTENTION(float16_float16, Float16, Float16)
 QUIRE_ATTENTION(float32_bfloat16, Float32, BFloat16)
 QUIRE_ATTENTION(float32_float16, Float32, Float16)
-QUIRE_WRITE(float32, Float32)
-QUIRE_WRITE(bfloat16, BFloat16)
-QUIRE_WRITE(float16, Float16)
+QUIRE_ATTENTION(float32_int8, Float32, Int8)
+QUIRE_ATTENTION(bfloat16_int8, BFloat16, Int8)
+QUIRE_WRITE(float32, Float32, Float32)
+QUIRE_WRITE(bfloat16, BFloat16, BFloat16)
+QUIRE_WRITE(float16, Float16, Float16)
+QUIRE_WRITE(int8, Float32, Int8)
 QUIRE_PRODUCTS(float32, Float32)
 QUIRE_PRODUCTS(bfloat16, BFloat16)
 QUIRE_DECODER(float32_float32, Float32, Float32)
 QUIRE_DECODER(bfloat16_bfloat16, BFloat16, BFloat16)
 QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
+QUIRE_DECODER(float32_int8, Float32, Int8)
+QUIRE_DECODER(bfloat16_int8, BFloat16, Int8)
 
 // `numbers` [columns, depth]; `scales`, `offsets` [columns, groups], `offsets` null if there are none.
 extern "C" void quire_pack_integers(const void* numbers, const float* scales, const float* offsets, void* packed,
@@ -168,4 +174,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 8; }
+extern "C" int quire_kernels_abi() { return 9; }

@@ -3,7 +3,9 @@
 // Block layout: keys [kv_heads][head_dim][block_size], values [kv_heads][block_size][head_dim]. Keys are
 // transposed so that one vector holds the same element of 16 keys and a score needs no sum across lanes.
 // bfloat16 keys store two elements together, [kv_heads][head_dim / 2][block_size][2], the pairs that
-// processors multiply at once; a last odd element is stored alone.
+// processors multiply at once; a last odd element is stored alone. Of int8, each kv head of a block ends with the
+// scales of its keys, or of its values: float32 [block_size]. A score is multiplied with its key's scale, a weight
+// with its value's, so that integers are multiplied as they are.
 //
 // Keys are processed in parts of PART: scores, their softmax and weighted values of one part, then the next
 // part, scaling earlier sums wherever the highest score grew.
@@ -42,6 +44,18 @@ constexpr int vectors_each(int queries) { return queries >= 4 ? 1 : queries >= 2
 
 struct Shape { int heads, kv_heads, head_dim, block_size; };
 
+template <class T> constexpr bool has_scales() { return std::is_same_v<T, Int8>; }
+
+// Elements of a block's kv head, its scales included.
+template <class T> inline size_t head_elements(const Shape& shape) {
+  return size_t(shape.head_dim + (has_scales<T>() ? sizeof(float) : 0)) * shape.block_size;
+}
+
+// The scale of key or value `offset` of a block's kv head. Not aligned.
+template <class T> inline T* scale_at(T* head, int offset, const Shape& shape) {
+  return head + size_t(shape.head_dim) * shape.block_size + size_t(offset) * sizeof(float);
+}
+
 // One layer's keys and values, and their addresses.
 template <class T>
 struct Cache {
@@ -50,7 +64,7 @@ struct Cache {
 
   // Offset of a block's kv head, in keys as in values.
   size_t head_at(int block, int kv_head) const {
-    return (size_t(block) * shape.kv_heads + kv_head) * shape.head_dim * shape.block_size;
+    return (size_t(block) * shape.kv_heads + kv_head) * head_elements<T>(shape);
   }
 };
 
@@ -77,7 +91,7 @@ struct Chunks {
     constexpr int LINE = 64;  // bytes
     if (index < 0 || index >= count) return;
     const char* at = reinterpret_cast<const char*>(pool + cache->head_at(table[index], kv_head));
-    const int bytes = cache->shape.block_size * cache->shape.head_dim * int(sizeof(T));
+    const int bytes = int(head_elements<T>(cache->shape) * sizeof(T));
     for (int byte = 0; byte < bytes; byte += LINE) ask_for(at + byte);
   }
 };
@@ -207,6 +221,12 @@ class Walk {
         }
       }
     }
+    if constexpr (has_scales<T>())
+      for (int t = 0; t < NT; ++t) {
+        const Vec scales = scales_of(runs[t].head, runs[t].offset, FULL ? LANES : runs[t].count);
+        QUIRE_UNROLLED
+        for (int n = 0; n < NQ; ++n) acc[t][n] = acc[t][n] * scales;
+      }
     QUIRE_UNROLLED
     for (int t = 0; t < NT; ++t)
       QUIRE_UNROLLED
@@ -233,10 +253,26 @@ class Walk {
   void weigh(int n) {
     const int begin = begin_of(n) - start_, end = end_of(n) - start_;
     const float factor = all_.softmax[base_ + n].weigh(all_.scores[n], begin, end, rule_);
+    if constexpr (has_scales<T>()) scale_weights(n);
     U::keep_weights(all_.scores[n], begin / GRAIN * GRAIN, (end + GRAIN - 1) / GRAIN * GRAIN);
     if (factor == 1.0f) return;
     float* sums = sums_of(n);
     for (int d = 0; d < all_.width; ++d) sums[d] *= factor;
+  }
+
+  Vec scales_of(const T* head, int offset, int count) const {
+    return vector_at<Vec>(scale_at(head, offset, cache_.shape), size_t(count) * sizeof(float));
+  }
+
+  // Multiplies query n's weights with the scales of their values.
+  void scale_weights(int n) {
+    const int end = end_of(n);
+    for (int key = begin_of(n), count; key < end; key += count) {
+      count = std::min({LANES, size_ - key % size_, end - key});
+      Float32* weights = reinterpret_cast<Float32*>(all_.scores[n] + key - start_);
+      const T* head = cache_.values + cache_.head_at(table_[key / size_], kv_head_);
+      store_vec(weights, load_vec(weights, count) * scales_of(head, key % size_, count), count);
+    }
   }
 
   // Rows of values for `count` consecutive units of keys; one row of a pair may be hidden.

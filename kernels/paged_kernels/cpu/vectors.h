@@ -1,6 +1,9 @@
 // Vectors of sixteen float32 lanes, and the element types stored in fewer bits.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "lanes.h"
 
 namespace quire {
@@ -8,11 +11,13 @@ namespace quire {
 struct Float32 { float bits; };
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
+struct Int8 { int8_t bits; };  // an integer: what it is multiplied with is stored elsewhere
 
 inline float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
 inline uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
 
 inline float load(Float32 x) { return x.bits; }
+inline float load(Int8 x) { return x.bits; }
 inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
 inline float load(Float16 x) {
   // Shift exponent and mantissa into place, then correct the exponent's bias by a multiplication, which also
@@ -93,6 +98,19 @@ inline Vec widened_float16(HalfVec h) {
 template <> inline Vec load_vec<Float16>(const Float16* p, int count) {
   return widened_float16(vector_at<HalfVec>(p, size_t(count) * sizeof *p));
 }
+template <> inline Vec load_vec<Int8>(const Int8* p, int count) {
+#if defined(__AVX2__)
+  const auto numbers = vector_at<__m128i>(p, size_t(count));
+#if defined(QUIRE_AVX512)
+  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(numbers));
+#else
+  const __m256i low = _mm256_cvtepi8_epi32(numbers), high = _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(numbers, numbers));
+  return {(decltype(Vec::low))_mm256_cvtepi32_ps(low), (decltype(Vec::low))_mm256_cvtepi32_ps(high)};
+#endif
+#else
+  return converted<Vec>(converted<IntVec>(vector_at<ByteVec>(p, size_t(count))));
+#endif
+}
 template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
 
 // Bits of bfloat16, rounded to nearest, ties to even.
@@ -127,6 +145,32 @@ template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(
 
 inline float sum(Vec x) { return folded(x, [](auto a, auto b) { return a + b; }); }
 inline float most(Vec x) { return folded(x, [](auto a, auto b) { return larger(a, b); }); }
+
+// How some numbers are rounded to integers from -127 to 127, each of which stands for itself times `scale`. The scale is
+// NaN if one of the numbers is not finite.
+struct Rounding {
+  float factor, scale;  // x * factor is rounded; both 0 if all are smaller than LEAST
+
+  static constexpr float LEAST = 1e-30f, MOST = 127.0f;
+
+  template <class E> static Rounding of(const E* from, int count) {
+    IntVec bits = {};
+    for (int d = 0; d < count; d += LANES) {
+      const IntVec x = as<IntVec>(as<UintVec>(load_vec(from + d, std::min(LANES, count - d))) & 0x7fffffffu);
+      bits = larger(x, bits);  // infinities and NaN are larger than numbers
+    }
+    const int32_t top = folded(bits, [](auto a, auto b) { return larger(a, b); });
+    if (top >= 0x7f800000) return {0.0f, std::numeric_limits<float>::quiet_NaN()};
+    const float size = as_float(uint32_t(top));
+    return size > LEAST ? Rounding{MOST / size, size / MOST} : Rounding{0.0f, 0.0f};
+  }
+
+  // The integers of `count` numbers, and zeros behind them; ties to even.
+  template <class E> IntVec integers(const E* from, int count) const {
+    const Vec magic = splat(12582912.0f);  // adding it rounds to the nearest integer
+    return factor > 0.0f ? as<IntVec>(fused(load_vec(from, count), splat(factor), magic)) - 0x4b400000 : IntVec{};
+  }
+};
 
 // e^x for x <= 0, about 1 ulp; 0 below -87. NaN stays NaN.
 inline Vec exp_vec(Vec x) {

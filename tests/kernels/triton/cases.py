@@ -113,7 +113,10 @@ def attend(backend: KernelBackend, problem: Problem) -> torch.Tensor:
     """float32 [new tokens, heads, dim]. Blocks that were never written, or left a window, hold NaN; padding gives zero."""
     given = make_inputs(problem)
     cache = torch.full(
-        (2, given.num_blocks, problem.shape.block_elements), float("nan"), dtype=problem.dtype, device=DEVICE
+        (2, given.num_blocks, problem.shape.block_elements(problem.dtype)),
+        float("nan"),
+        dtype=problem.dtype,
+        device=DEVICE,
     )
     backend.write_kv(*given.old, cache, given.old_slots, problem.shape)
     backend.write_kv(*given.new, cache, given.batch.slots, problem.shape)

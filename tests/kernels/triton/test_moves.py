@@ -29,7 +29,7 @@ def written(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     key, value = merged[:, 1], merged[:, 2]
     slots = torch.randperm(num_blocks * shape.block_size)[:tokens].to(DEVICE)
     slots[:: rng.randint(2, 9)] = PADDING_SLOT
-    cache = torch.full((2, num_blocks, shape.block_elements), 7.0, dtype=merged.dtype, device=DEVICE)
+    cache = torch.full((2, num_blocks, shape.block_elements(merged.dtype)), 7.0, dtype=merged.dtype, device=DEVICE)
     expected = cache.clone().view(2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
     for token, slot in enumerate(slots.tolist()):
         if slot != PADDING_SLOT:
@@ -66,9 +66,9 @@ class Pools:
         self.counts = self.rng.randint(3, 7), self.rng.randint(3, 7)
         torch.manual_seed(seed)
         dtype = DTYPES[seed % 3]
-        self.device = torch.randn(layers, 2, self.counts[0], shape.block_elements).to(dtype).to(DEVICE)
+        self.device = torch.randn(layers, 2, self.counts[0], shape.block_elements(dtype)).to(dtype).to(DEVICE)
         self.device[:, :, 1] = float("nan")
-        block_major = torch.randn(self.counts[1], layers, 2, shape.block_elements).to(dtype)
+        block_major = torch.randn(self.counts[1], layers, 2, shape.block_elements(dtype)).to(dtype)
         self.host = block_major.permute(1, 2, 0, 3) if seed % 2 else block_major.permute(1, 2, 0, 3).contiguous()
 
     def pairs(self, sources: int, destinations: int) -> list[tuple[int, int]]:

@@ -8,10 +8,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from paged_kernels.backend import CacheShape
+from paged_kernels.backend import CacheShape, scale_bytes
+from paged_kernels.reference import loaded, stored
 from svc_common.errors import ConfigError
+from tests.kernels.programs import full_of_nan
 from tests.support.checkpoints import make_checkpoint
-from tests.support.cuda import NEEDS_INVARIANCE
+from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from tests.support.worker.generated import greedy, reference_model
 from tests.worker.engine.test_invariance import check_schedules
@@ -19,6 +21,7 @@ from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.settings import WorkerSettings
 
+ON_CPU = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="int8 caches are the CPU's")
 PROMPT = list(b"The quick brown fox jumps over the lazy dog, and then sits down to think.")
 
 
@@ -30,9 +33,10 @@ def path(tmp_path_factory):
 # --- swap ------------------------------------------------------------------------------------------------------------
 
 
-def test_swapped_bytes_are_those_of_the_device(path):
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("int8", marks=ON_CPU)])
+def test_swapped_bytes_are_those_of_the_device(path, dtype):
     """R122, R123: after a step that swaps out, the host holds bit for bit what the device held, over all layers; and back again."""
-    engine = make_engine(path)
+    engine = make_engine(path, kv_cache_dtype=dtype)
     driver = Driver(engine)
     row = driver.add("p", PROMPT, room=1)
     driver.run()
@@ -44,7 +48,7 @@ def test_swapped_bytes_are_those_of_the_device(path):
     driver.step.swap_out = list(zip(row.blocks, hosts, strict=True))
     driver.run()
     assert torch.equal(host[:, :, hosts], before.cpu())
-    device.fill_(float("nan"))
+    device.copy_(full_of_nan(device.shape, device.dtype))
     back = [100 + 2 * i for i in range(len(hosts))]
     driver.step.swap_in = list(zip(hosts, back, strict=True))
     driver.add("p", row.token_ids, num_prompt=len(PROMPT), blocks=back, computed=row.computed)
@@ -93,24 +97,26 @@ def rounding(dtype):
     """Attention as transformers has it, but of keys and values rounded to `dtype`: the oracle of a cache of that dtype."""
 
     def forward(module, query, key, value, mask, **options):
-        return sdpa_attention_forward(
-            module, query, key.to(dtype).to(key.dtype), value.to(dtype).to(value.dtype), mask, **options
-        )
+        kept = [loaded(stored(x if dtype == torch.int8 else x.to(dtype), dtype)) for x in (key, value)]
+        return sdpa_attention_forward(module, query, *kept, mask, **options)
 
     return forward
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
 def test_a_smaller_cache(path, dtype, backend, monkeypatch):
-    """Half the bytes; results are those of a model whose keys and values are rounded so, not of the exact one."""
+    """Fewer bytes; results are those of a model whose keys and values are rounded so, not of the exact one."""
     if backend == "torch":
         monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
     name = str(dtype).removeprefix("torch.")
     kernels = "reference" if backend == "reference" else "cpu"
     engine = make_engine(path, kv_cache_dtype=name, backend=kernels)
     assert engine.cache.device_pool.dtype == engine.cache.host_pool.dtype == dtype
-    assert engine._loaded.block_bytes * 2 == make_engine(path)._loaded.block_bytes
+    head_dim = engine.cache.shape.head_dim
+    share = (dtype.itemsize * head_dim + scale_bytes(dtype)) / (4 * head_dim)
+    assert engine._loaded.block_bytes == make_engine(path)._loaded.block_bytes * share
+    assert engine._loaded.block_bytes == engine.cache.device_pool[:, :, 0].nbytes
     exact = reference_model(path)
     wanted = greedy(exact, PROMPT, 16)
     AttentionInterface.register("quire_test_rounding", rounding(dtype))
@@ -128,32 +134,49 @@ def test_a_smaller_cache(path, dtype, backend, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("computed", "stored"), [("bfloat16", "float32"), ("bfloat16", "float16"), ("float16", "bfloat16")]
+    ("computed", "kept"),
+    [
+        ("bfloat16", "float32"),
+        ("bfloat16", "float16"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "int8"),
+        ("float16", "int8"),
+    ],
 )
-def test_other_pairs_of_dtypes(path, computed, stored):
+def test_other_pairs_of_dtypes(path, computed, kept):
     """What the model computes in and what is stored may be any two: kernels agree with the oracle."""
     tokens = [
-        generate(Driver(make_engine(path, dtype=computed, kv_cache_dtype=stored, backend=backend)), "p", PROMPT, 12)
+        generate(Driver(make_engine(path, dtype=computed, kv_cache_dtype=kept, backend=backend)), "p", PROMPT, 12)
         for backend in ("cpu", "reference")
     ]
     assert tokens[0] == tokens[1]
 
 
 @NEEDS_INVARIANCE
-def test_invariance_with_a_smaller_cache(path):
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=ON_CPU)])
+def test_invariance_with_a_smaller_cache(path, dtype):
     """The contract holds: every token's keys and values are rounded alike, wherever and whenever they are computed."""
-    engine = make_engine(path, kv_cache_dtype="bfloat16")
+    engine = make_engine(path, kv_cache_dtype=dtype)
     assert engine.invariant
     check_schedules(engine, seeds=range(3))
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int8", "float64", ""])
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int4", "float64", ""])
 def test_unsupported_cache_dtypes(path, name):
     """Refused before anything is loaded, with what there is."""
-    words = r"--kv-cache-dtype: .* is not supported; use auto, float32, bfloat16, float16"
+    words = r"--kv-cache-dtype: .* is not supported; use auto, float32, bfloat16, float16, int8"
     with pytest.raises(ConfigError, match=words) as caught:
         WorkerSettings.of(model=path, kv_cache_dtype=name)
     assert caught.value.violations[0].field == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cuda:1"}, {"backend": "cuda"}])
+def test_int8_caches_without_kernels(path, options):
+    """Refused by name before anything is loaded; the reference runs them anywhere."""
+    with pytest.raises(ConfigError, match=r"excludes --kv-cache-dtype int8.*use --kv-cache-dtype bfloat16") as caught:
+        WorkerSettings.of(model=path, kv_cache_dtype="int8", **options)
+    assert caught.value.violations[0].field in options
+    assert WorkerSettings.of(model=path, kv_cache_dtype="int8", device="cuda", backend="reference")
 
 
 def test_auto_is_what_the_model_computes_in(path):

@@ -10,6 +10,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
+from tests.kernels.programs import full_of_nan
 from tests.support.checkpoints import make_checkpoint
 from tests.support.cuda import TEST_DEVICE
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
@@ -30,6 +31,7 @@ FORMS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "float32 over bfloat16": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+    "float32 over int8": {"dtype": "float32", "kv_cache_dtype": "int8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "float32", "quantization": "int4"},
 }
@@ -81,7 +83,8 @@ class Life:
             self.paused.add(name)
         elif rng.random() < 0.01 and not self.spoilt:
             self.spoilt.add(name)
-            driver.engine.cache.device_pool[:, :, row.blocks[0]] = float("nan")
+            pool = driver.engine.cache.device_pool
+            pool[:, :, row.blocks[0]] = full_of_nan((1,), pool.dtype)
 
     def _arrive(self) -> None:
         prompt = [self.rng.randrange(256) for _ in range(self.rng.randint(1, 40))]

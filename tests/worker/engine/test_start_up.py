@@ -317,6 +317,7 @@ def test_r9_is_exact():
     assert count_blocks(budget(cache_bytes=12_999)) == BlockCounts(12, 4)
     sizes = {"dtype_bytes": 2, "num_layers": 3, "block_size": 16, "num_kv_heads": 5, "head_dim": 64}
     assert memory.block_bytes(**sizes) == 2 * 3 * 2 * 16 * 5 * 64
+    assert memory.block_bytes(**sizes, scale_bytes=4) == 3 * 2 * 16 * 5 * (2 * 64 + 4)
 
 
 def test_too_little_memory_names_the_longest_length():

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 _LENGTHS = (37, 5)
 # Mean deviation of a hidden state relative to its norm. A wrong formula gives about one.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1}
-# Products with quantized weights round rows: a number on the border between two may become either.
+# Products with quantized weights round rows, int8 caches keys and values: a number on the border between two may become
+# either.
 _TOLERANCE_OF_ROUNDED_ROWS = 3e-2
 _MIB = 2**20
 
@@ -38,7 +39,7 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
         log.info("the decoder's structure is not known: its modules run one by one")
         return
     off = _deviation(_hidden(model, given, vocab_size), expected)
-    if not off <= max(_TOLERANCES[model.dtype], _TOLERANCE_OF_ROUNDED_ROWS if given.is_quantized else 0.0):
+    if not off <= max(_TOLERANCES[model.dtype], _TOLERANCE_OF_ROUNDED_ROWS if given.rounds else 0.0):
         model.unfuse()
         log.warning("the fused decoder's results deviate by %.2g: its modules run one by one, which is slower", off)
         return
@@ -61,7 +62,9 @@ def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, ful
 def _hidden(model: RowModel, given: Fusing, vocab_size: int) -> torch.Tensor:
     """Last hidden states of all steps, starting with an empty cache."""
     num_blocks = 2 * _width(given)
-    pool = torch.zeros(len(given.calls), 2, num_blocks, given.shape.block_elements, dtype=given.cache_dtype)
+    pool = torch.zeros(
+        len(given.calls), 2, num_blocks, given.shape.block_elements(given.cache_dtype), dtype=given.cache_dtype
+    )
     model.bind(given.shape, pool)
     return torch.cat([model.hidden([step]) for step in _steps(given, vocab_size)])
 

@@ -137,6 +137,11 @@ class Fusing:
         """True if packing may round weights, or takes them from a quantized checkpoint."""
         return self.weight_of is not plain_weight
 
+    @property
+    def rounds(self) -> bool:
+        """True if rows, or keys and values, are rounded to integers."""
+        return self.is_quantized or self.cache_dtype == torch.int8
+
 
 def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
     """Pack the model's linear modules irreversibly, and replace its decoder by a program where one can be made.
