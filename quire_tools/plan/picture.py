@@ -74,10 +74,12 @@ def _parts(plan: MemoryPlan) -> Table:
 
 def _blocks(plan: MemoryPlan) -> Text:
     sizes = plan.sizes
-    scale = f" + {sizes.cache_scale_bytes} for a scale" if sizes.cache_scale_bytes else ""
+    head = f"{sizes.head_dim} x {sizes.cache_dtype_bytes} bytes"
+    if sizes.cache_scale_bytes:
+        head = f"({head} + {sizes.cache_scale_bytes} for a scale)"
     return Text(
         f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
-        f"{sizes.head_dim} x {sizes.cache_dtype_bytes} bytes{scale} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
+        f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
         f"{size_text(plan.block_bytes)}\n"
         f"{plan.num_gpu_blocks} blocks hold {plan.num_tokens} tokens; {plan.num_cpu_blocks} blocks of swap space"
     )
