@@ -7,6 +7,8 @@ import torch
 from torch.nn import functional
 
 _MOST = {8: 127, 4: 8}
+_PIECE = 2**22
+"""Weights that are rounded at once."""
 _LEAST_HALF = 2.0**-16
 """Smallest scale that float16 rounds by less than a 500th, so that 127 times it is off by less than half of it."""
 
@@ -63,18 +65,32 @@ def quantized(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
     sign. Scales are rounded to float16 first, unless that has no such number. A group with a number that is
     not finite gets the scale NaN.
     """
-    columns, depth = weight.shape
-    num_groups = -(-depth // group)
-    values = functional.pad(weight.float(), (0, num_groups * group - depth)).view(columns, num_groups, group)
-    scales = _scales(values, bits)
+    depth = weight.shape[1]
+    # In pieces: intermediate results of a large head would take ten times its memory.
+    pieces = weight.split(max(1, _PIECE // depth))
+    ends = [_ends(_grouped(piece, group)) for piece in pieces]
+    scales = _scales(*(torch.cat(side) for side in zip(*ends, strict=True)), bits)
     factors = torch.where(scales == 0, 0.0, 1 / scales)
-    numbers = torch.round(values * factors[:, :, None]).clamp_(-_MOST[bits], 127 if bits == 8 else 7).nan_to_num_(0)
-    numbers = numbers.to(torch.int8).view(columns, -1)[:, :depth].contiguous()
+    numbers = torch.empty(weight.shape, dtype=torch.int8)
+    for piece, factor, to in zip(*(whole.split(len(pieces[0])) for whole in (weight, factors, numbers)), strict=True):
+        rounded = torch.round(_grouped(piece, group) * factor[:, :, None])
+        rounded = rounded.clamp_(-_MOST[bits], 127 if bits == 8 else 7).nan_to_num_(0)
+        to.copy_(rounded.view(len(piece), -1)[:, :depth])
     return QuantizedWeight(numbers, scales, None, bits, group, weight.dtype)
 
 
-def _scales(values: torch.Tensor, bits: int) -> torch.Tensor:
-    low, high = values.amin(2), values.amax(2)
+def _grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """Weights as float32 [columns, groups, group], the last group filled with zeros."""
+    columns, depth = weight.shape
+    num_groups = -(-depth // group)
+    return functional.pad(weight.float(), (0, num_groups * group - depth)).view(columns, num_groups, group)
+
+
+def _ends(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return values.amin(2), values.amax(2)
+
+
+def _scales(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
     largest = torch.maximum(-low, high) if bits == 8 else -torch.where(-low >= high, low, high)
     scales = largest / _MOST[bits]
     halved, is_finite = scales.half().float(), torch.isfinite(low) & torch.isfinite(high)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from paged_kernels import quantized as quantized_module
 from paged_kernels.decoder import Gated, Linear, Rows
 from paged_kernels.quantized import QuantizedWeight, joined, quantized
 from tests.kernels.programs import Bench, packed, random
@@ -203,3 +204,16 @@ def test_what_is_packed(compiled):
     bench = Bench(compiled, {Rows.STREAM: 32, Rows.GATED: 16})
     with pytest.raises(ValueError, match="must have the same form"):
         bench.run([Gated(Rows.STREAM, Rows.GATED, plain, small, "silu")], random(2, 32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_pieces_do_not_matter(monkeypatch, bits):
+    """Columns are rounded piece by piece; one whose scale float16 cannot hold changes the scales of all."""
+    weight = torch.randn(50, 96, generator=torch.Generator().manual_seed(3))
+    weight[40] *= 1e-7
+    whole = quantized_module.quantized(weight, bits, 32)
+    monkeypatch.setattr(quantized_module, "_PIECE", 700)
+    pieces = quantized_module.quantized(weight, bits, 32)
+    assert torch.equal(whole.numbers, pieces.numbers)
+    assert torch.equal(whole.scales, pieces.scales)
+    assert not torch.equal(whole.scales, whole.scales.half().float())
