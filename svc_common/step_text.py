@@ -30,10 +30,10 @@ def _head(report: admin_pb2.StepReport) -> str:
 
 
 def _grant(report: admin_pb2.StepReport) -> str:
-    """How the step is part of a decode grant."""
-    if report.is_repeat:
-        return "  repeated by grant"
-    return f"  grants {report.granted_steps} more" if report.granted_steps else ""
+    """How the step is part of a decode grant, and why the grant before was revoked."""
+    granted = f"  grants {report.granted_steps} more" if report.granted_steps else ""
+    revoked = f"  rest of a grant revoked: {report.revoked}" if report.revoked else ""
+    return "  repeated by grant" if report.is_repeat else granted + revoked
 
 
 def _composition(report: admin_pb2.StepReport, most: int | None) -> list[str]:

@@ -76,12 +76,20 @@ SCHEDULER = Dashboard(
         ),
         Panel(
             title="Steps",
-            text="Steps per second, all and those that computed prompts.",
+            text="Steps per second: all, those that computed prompts, and those that workers repeated by grants.",
             unit="suffix: /s",
             queries=(
                 Query(f"sum(rate(quire_steps_total[{RATE}]))", "all"),
                 Query(f"sum(rate(quire_prompt_steps_total[{RATE}]))", "with prompts"),
+                Query(f"sum(rate(quire_repeated_steps_total[{RATE}]))", "repeated by grants"),
             ),
+        ),
+        Panel(
+            title="Revoked grants",
+            text="Grants of decode steps per second that were revoked before their last step, by reason.",
+            unit="suffix: /s",
+            may_be_empty=True,
+            queries=(rate("quire_revoked_grants_total", "reason"),),
         ),
         Panel(
             title="Scheduling time",

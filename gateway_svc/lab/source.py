@@ -95,8 +95,8 @@ class Step:
 
     Pairs are (source, destination); `preempted`: (request, mode); `sampled`: number of new tokens by
     sequence. `queues`: waiting, running, swapped requests right after schedule(); `free`: device and host
-    blocks then, with cached ones. `snapshot`: state right after schedule(); None for a live step planned
-    while no page was open.
+    blocks then, with cached ones. `granted_steps`, `is_repeat`, `revoked`: see admin.proto. `snapshot`: state
+    right after schedule(); None for a live step planned while no page was open.
     """
 
     step: int
@@ -111,6 +111,9 @@ class Step:
     free: tuple[int, int]
     sampled: dict[str, int]
     computed_tokens: int
+    granted_steps: int
+    is_repeat: bool
+    revoked: str
     error: str
     times: LabStepTimes
     tables: TableChange

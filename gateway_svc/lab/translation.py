@@ -49,6 +49,9 @@ def step(report: pb.StepReport, change: TableChange, snapshot: LabSnapshot | Non
         free=(free.gpu, free.cpu),
         sampled={item.sequence: len(item.tokens) for item in report.sampled},
         computed_tokens=report.computed_tokens,
+        granted_steps=report.granted_steps,
+        is_repeat=report.is_repeat,
+        revoked=report.revoked,
         error=report.error,
         times=_times(report),
         tables=change,
@@ -169,10 +172,5 @@ def _episode(episode: pb.Episode) -> LabEpisode:
     )
 
 
-def _numbers(numbers: Iterable[pb.Number]) -> Numbers:
-    return {number.name: _value(number) for number in numbers}
-
-
-def _value(number: Any) -> int | float | str:
-    value: int | float | str = getattr(number, number.WhichOneof("value"))
-    return value
+def _numbers(numbers: Iterable[Any]) -> Numbers:
+    return {number.name: getattr(number, number.WhichOneof("value")) for number in numbers}

@@ -172,39 +172,28 @@ def step_json(report: admin_pb2.StepReport, *, tables: bool) -> dict[str, Any]:
         "swap_out": _pairs(report.swap_out),
         "copy": _pairs(report.copy),
         "preempted": [[item.id, item.mode] for item in report.preempted],
-        "queues": {
-            "waiting": report.queues.waiting,
-            "running": report.queues.running,
-            "swapped": report.queues.swapped,
-        },
+        "queues": _fields_json(report.queues),
         "free": [report.free.gpu, report.free.cpu],
         "sampled": {item.sequence: list(item.tokens) for item in report.sampled},
         "computed_tokens": report.computed_tokens,
-        "times": _times_json(report.times),
+        "times": _fields_json(report.times),
     }
     if tables:
         values["tables"] = _tables_json(report.tables)
-    if report.error:
-        values["error"] = report.error
-    if report.granted_steps:
-        values["granted_steps"] = report.granted_steps
-    if report.is_repeat:
-        values["is_repeat"] = True
-    if report.revoked:
-        values["revoked"] = report.revoked
-    return values
+    rare = {name: getattr(report, name) for name in ("error", "granted_steps", "is_repeat", "revoked")}
+    return values | {name: value for name, value in rare.items() if value}
 
 
-def _times_json(times: admin_pb2.StepTimes) -> dict[str, int]:
-    return {field.name: getattr(times, field.name) for field in times.DESCRIPTOR.fields}
+def _fields_json(message: Any) -> dict[str, int]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
     """Block pools, tables and reference counts as JSON values."""
     return {
         "block_size": response.block_size,
-        "gpu": _pool_json(response.gpu),
-        "cpu": _pool_json(response.cpu),
+        "gpu": _fields_json(response.gpu),
+        "cpu": _fields_json(response.cpu),
         "tables": _tables_json(response.tables),
         "refs": {name: response.refs[name] for name in sorted(response.refs, key=_block_order)},
     }
@@ -226,10 +215,6 @@ def _pairs(pairs: Any) -> list[list[int]]:
 
 def _tables_json(tables: Any) -> dict[str, list[str]]:
     return {table.sequence: list(table.blocks) for table in tables}
-
-
-def _pool_json(pool: admin_pb2.BlockPool) -> dict[str, int]:
-    return {"total": pool.total, "free": pool.free, "cached": pool.cached}
 
 
 def _block_order(name: str) -> tuple[str, int]:

@@ -170,11 +170,12 @@ def _shares(figures: StepFigures, room: int) -> list[Text]:
 
 
 def _counts(figures: StepFigures) -> Text:
-    """Counts of failed steps and moved blocks, and the mean step size."""
+    """Counts of failed steps and moved blocks, the mean step size, and the share of steps repeated by grants."""
     counts = [
         (figures.num_failed, f"{figures.num_failed:,} failed", "bold red"),
         (figures.blocks_moved, f"{figures.blocks_moved:,} blocks moved", ""),
         (1, f"{figures.requests_per_step:.1f} requests a step", ""),
+        (figures.num_repeated, f"{figures.num_repeated / max(1, figures.num_steps):.0%} repeated by grants", ""),
     ]
     return Text("  ").join(Text(text, style=style) for count, text, style in counts if count)
 

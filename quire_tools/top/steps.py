@@ -34,6 +34,7 @@ class StepSample:
     output_tokens: int
     num_preempted: int
     num_moved: int
+    is_repeat: bool
     failed: bool
     num_skipped: int = 0
 
@@ -52,6 +53,7 @@ class StepSample:
             output_tokens=sum(step.sampled.values()),
             num_preempted=len(step.preempted),
             num_moved=len(step.swap_in) + len(step.swap_out) + len(step.copy),
+            is_repeat=step.is_repeat,
             failed=bool(step.error),
             num_skipped=num_skipped,
         )
@@ -63,8 +65,8 @@ class StepFigures:
 
     Times in ms at the worker, oldest first; rates over the last 10 s, or less if less is known. `p50_ms`,
     `p99_ms`: None without steps. `shares`: of the total time of all steps, by part. `prompt_tokens_per_s`:
-    computed ones, recomputed ones included. `blocks_moved`: swapped in or out, or copied. `is_sampled`:
-    some steps were not read.
+    computed ones, recomputed ones included. `num_repeated`: by decode grants. `blocks_moved`: swapped in or
+    out, or copied. `is_sampled`: some steps were not read.
     """
 
     last_step: int
@@ -78,6 +80,7 @@ class StepFigures:
     output_tokens_per_s: float
     requests_per_step: float
     num_preempted: int
+    num_repeated: int
     blocks_moved: int
     num_failed: int
     is_sampled: bool
@@ -127,7 +130,7 @@ class StepWindow:
         samples = list(self._samples)
         durations = [round(sample.duration_ms, 4) for sample in samples if not sample.failed]
         spread = percentiles(durations, observed=True)
-        rates = _Rates.of(samples, now_ns)
+        steps_per_s, prompt_tokens_per_s, output_tokens_per_s = _rates(samples, now_ns)
         return StepFigures(
             last_step=samples[-1].step if samples else 0,
             num_steps=len(samples),
@@ -135,37 +138,28 @@ class StepWindow:
             p50_ms=spread.get("p50"),
             p99_ms=spread.get("p99"),
             shares=_shares(samples),
-            steps_per_s=rates.steps_per_s,
-            prompt_tokens_per_s=rates.prompt_tokens_per_s,
-            output_tokens_per_s=rates.output_tokens_per_s,
+            steps_per_s=steps_per_s,
+            prompt_tokens_per_s=prompt_tokens_per_s,
+            output_tokens_per_s=output_tokens_per_s,
             requests_per_step=sum(s.num_requests for s in samples) / len(samples) if samples else 0.0,
             num_preempted=sum(s.num_preempted for s in samples),
+            num_repeated=sum(s.is_repeat for s in samples),
             blocks_moved=sum(s.num_moved for s in samples),
             num_failed=sum(s.failed for s in samples),
             is_sampled=any(s.num_skipped for s in samples),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    steps_per_s: float
-    prompt_tokens_per_s: float
-    output_tokens_per_s: float
-
-    @classmethod
-    def of(cls, samples: Sequence[StepSample], now_ns: int) -> "_Rates":
-        """Rates over the last 10 s; skipped steps are extrapolated from those read."""
-        recent = [sample for sample in samples if sample.finished_ns > now_ns - _RATE_NS]
-        if not recent:
-            return cls(0.0, 0.0, 0.0)
-        reaches_back = len(recent) < len(samples)
-        span_ns = _RATE_NS if reaches_back else max(_LEAST_RATE_NS, now_ns - recent[0].finished_ns)
-        factor = (1 + sum(s.num_skipped for s in recent) / len(recent)) * _NS_PER_S / span_ns
-        return cls(
-            len(recent) * factor,
-            sum(s.prompt_tokens for s in recent) * factor,
-            sum(s.output_tokens for s in recent) * factor,
-        )
+def _rates(samples: Sequence[StepSample], now_ns: int) -> tuple[float, float, float]:
+    """Steps, prompt and output tokens per second over the last 10 s; skipped steps are extrapolated from those read."""
+    recent = [sample for sample in samples if sample.finished_ns > now_ns - _RATE_NS]
+    if not recent:
+        return 0.0, 0.0, 0.0
+    reaches_back = len(recent) < len(samples)
+    span_ns = _RATE_NS if reaches_back else max(_LEAST_RATE_NS, now_ns - recent[0].finished_ns)
+    factor = (1 + sum(s.num_skipped for s in recent) / len(recent)) * _NS_PER_S / span_ns
+    num_prompt, num_output = sum(s.prompt_tokens for s in recent), sum(s.output_tokens for s in recent)
+    return len(recent) * factor, num_prompt * factor, num_output * factor
 
 
 def _shares(samples: Sequence[StepSample]) -> dict[str, float]:

@@ -44,6 +44,8 @@ class Reason(enum.StrEnum):
     """No group starts or is swapped in during a step that preempted a group."""
     DECODE_FIRST = "DECODE_FIRST"
     """The step runs decodes, or running groups, only."""
+    STEP_GRANTED = "STEP_GRANTED"
+    """The worker had begun the step by a grant before the revocation reached it."""
     SWAPPED_FIRST = "SWAPPED_FIRST"
     """Groups swapped out to the host are resumed before new prompts start."""
     OUTRANKED = "OUTRANKED"

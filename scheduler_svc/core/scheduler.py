@@ -25,7 +25,7 @@ from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.plans_in_flight import PlansInFlight
-from scheduler_svc.core.reasons import Revocation
+from scheduler_svc.core.reasons import Reason, Revocation
 from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState
@@ -197,6 +197,8 @@ class Scheduler:
         """
         self._num_granted -= 1
         builder = self._new_builder(now, lane=0)
+        if len(self._state.waiting):
+            self._state.journal.stop_all(QueueKind.WAITING, Reason.STEP_GRANTED)
         for phase in self._repeatable:
             phase.repeat(self._state, builder)
         return self._sealed(builder)

@@ -42,31 +42,16 @@ class WaitJournal:
     def arrived(self, group: Group) -> None:
         """A group arrived; the next plan may examine it."""
         self._numbers.pop(_WAITING, None)
-        self._heads.pop(
-            QueueKind.WAITING, None
-        )  # the reason for the whole queue is recorded again, to cover the new group
+        # The reason for the whole queue is recorded again, to cover the new group.
+        self._heads.pop(QueueKind.WAITING, None)
         group.waits_for = None
-        request = group.request
-        self._events.append(
-            _event(
-                (
-                    self.step,
-                    request.arrival_time,
-                    _WAITING,
-                    Reason.ARRIVED,
-                    request.request_id,
-                    _sample(group),
-                    False,
-                    NOTHING,
-                )
-            )
-        )
+        self._note(group.request.arrival_time, group, _WAITING, Reason.ARRIVED, NOTHING)
 
     def skip(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """The group was examined and stays in its queue; those behind it may pass."""
         if group.waits_for is not reason or group.seen_heads != self._num_heads:
             group.waits_for, group.seen_heads = reason, self._num_heads
-            self._tell(group, reason, numbers, of_queue=False)
+            self._note(self.now, group, group.place.value, reason, numbers)
 
     def stop(self, group: Group, reason: Reason, **numbers: int | float | str) -> None:
         """The group was examined and stays in its queue, and all groups behind it wait for the same."""
@@ -76,7 +61,7 @@ class WaitJournal:
             self._heads[group.place] = head
             self._num_heads += 1
             group.waits_for, group.seen_heads = reason, self._num_heads
-            self._tell(group, reason, numbers, of_queue=True)
+            self._note(self.now, group, group.place.value, reason, numbers, of_queue=True)
 
     def stop_all(self, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """No group of that queue was examined."""
@@ -98,34 +83,19 @@ class WaitJournal:
     def ended(self, group: Group, status: SequenceStatus) -> None:
         """The group's last sequence ended."""
         group.waits_for = None
-        request = group.request
-        self._events.append(
-            _event((self.step, self.now, "", Reason.ENDED, request.request_id, _sample(group), False, _ENDS[status]))
-        )
+        self._note(self.now, group, "", Reason.ENDED, _ENDS[status])
 
     def _moves(self, group: Group, queue: str, reason: Reason, numbers: Numbers) -> None:
         self._heads.clear()
         self._numbers.clear()
         group.waits_for, group.seen_heads = reason, self._num_heads
-        request = group.request
-        sample = 0 if len(request.groups) == 1 else _sample(group)
-        self._events.append(_event((self.step, self.now, queue, reason, request.request_id, sample, False, numbers)))
+        self._note(self.now, group, queue, reason, numbers)
 
-    def _tell(self, group: Group, reason: Reason, numbers: Numbers, *, of_queue: bool) -> None:
-        self._events.append(
-            _event(
-                (
-                    self.step,
-                    self.now,
-                    group.place.value,
-                    reason,
-                    group.request.request_id,
-                    _sample(group),
-                    of_queue,
-                    numbers,
-                )
-            )
-        )
+    def _note(
+        self, at: float, group: Group, queue: str, reason: Reason, numbers: Numbers, *, of_queue: bool = False
+    ) -> None:
+        request_id = group.request.request_id
+        self._events.append(_event((self.step, at, queue, reason, request_id, _sample(group), of_queue, numbers)))
 
 
 def _sample(group: Group) -> int:

@@ -21,7 +21,10 @@ Values = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class PlanMoment:
-    """A plan in terms of spans. `step_id`: the worker's number for it within `epoch`; `at_ns`: Unix time of planning."""
+    """A plan in terms of spans. `step_id`: the worker's number for it within `epoch`; `at_ns`: Unix time of planning.
+
+    `is_repeat`: the worker runs it by a grant, so that its result is taken before the next plan.
+    """
 
     step: int
     at_ns: int
@@ -29,6 +32,7 @@ class PlanMoment:
     epoch: int = 0
     lane: int = 0
     worker_id: str = ""
+    is_repeat: bool = False
 
     @property
     def ids(self) -> dict[str, Value]:
@@ -67,8 +71,8 @@ class RequestTrace:
     planned_step: int = 0
     first_step: int = 0
     seen_step: int = 0
-    is_decoding: bool = False
     num_steps: int = 0
+    num_repeats: int = 0
     num_late_tokens: int = 0
     has_token: bool = False
     mode: str = ""
@@ -83,8 +87,7 @@ class RequestTrace:
     def open(self, name: str, at_ns: int, attributes: Values) -> None:
         """Open the span of the next phase."""
         self.name, self.start_ns = name, at_ns
-        self.first_step = self.num_steps = self.num_late_tokens = 0
-        self.is_decoding = False
+        self.first_step = self.num_steps = self.num_repeats = self.num_late_tokens = 0
         self.blocks_max = max(self.blocks.values(), default=0)
         own = {names.REQUEST_ID: self.request_id, **attributes}
         self.span = self.telemetry.span(name, parent=self.parent, attributes=own, start_ns=at_ns)
@@ -106,10 +109,8 @@ class RequestTrace:
         figures: dict[str, Value] = {names.NUM_STEPS: self.num_steps} if self.name in _ON_A_WORKER else {}
         if self.num_steps:
             figures |= {names.FIRST_STEP: self.first_step, names.LAST_STEP: self.seen_step}
-        if self.blocks_max:
-            figures[names.BLOCKS_MAX] = self.blocks_max
-        if self.num_late_tokens:
-            figures[names.LATE_TOKENS] = self.num_late_tokens
+        counts = (self.blocks_max, self.num_late_tokens, self.num_repeats)
+        figures |= {name: count for name, count in zip(_WHERE_NOT_0, counts, strict=True) if count}
         self.span.set_attributes(figures)
         self.span.end(at_ns)
         self.span = None
@@ -128,21 +129,13 @@ class RequestTrace:
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
-    def goes_on(self, step: int) -> bool:
-        """Count a step with the request's next token, the fast path; False if the step needs `RequestSpans.tokens` instead."""
-        if not self.is_decoding or step == self.seen_step:
-            return False
-        self.seen_step = step
-        self.num_steps += 1
-        return True
-
-    def count_step(self, step: int) -> None:
+    def count_step(self, step: int, *, is_repeat: bool = False) -> None:
         """Count a step in which the request took part; once per step, for all its sequences."""
         if step != self.seen_step:
             self.first_step = self.first_step or step
             self.seen_step = step
             self.num_steps += 1
-            self.is_decoding = self.name == names.DECODE
+            self.num_repeats += is_repeat
 
     def hold(self, sequence: str, num_blocks: int, *, anew: bool) -> None:
         """Note new blocks of a sequence: its whole table (`anew`), or additional ones. A fork starts with its parent's count."""
@@ -152,3 +145,4 @@ class RequestTrace:
 
 
 _ON_A_WORKER = (names.PREFILL, names.DECODE)
+_WHERE_NOT_0 = (names.BLOCKS_MAX, names.LATE_TOKENS, names.REPEATED_STEPS)

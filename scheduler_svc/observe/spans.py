@@ -1,8 +1,8 @@
 """OpenTelemetry spans of requests in the scheduler, children of the gateway's span, made from plans and results.
 
 Only for requests with a sampled trace context, and only if telemetry is on; otherwise every call returns at
-once. There is no span or event per token: a step that only gives a traced request its next token costs one
-counter increment.
+once. There is no span or event per token: a step that only gives a traced request its next token costs three
+counter increments.
 """
 
 from collections.abc import Callable
@@ -77,12 +77,10 @@ class RequestSpans(StepObserver):
 
     def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
         """Record a plan's decisions on traced requests: starts, preemptions, waits, prefill chunks, blocks and swaps."""
-        if self._traces:
-            at_ns = unix_ns(origin.planned_ns)
-            self._moment = PlanMoment(plan.step, at_ns, origin.step_id, origin.epoch, origin.worker, origin.worker_id)
-            self._take_plan(plan, self._moment)
-
-    def _take_plan(self, plan: StepPlan, moment: PlanMoment) -> None:
+        if not self._traces:
+            return
+        place = origin.step_id, origin.epoch, origin.worker, origin.worker_id
+        self._moment = moment = PlanMoment(plan.step, unix_ns(origin.planned_ns), *place, is_repeat=plan.is_repeat)
         for event in plan.events:
             if event.of_queue:
                 self._heads.observe(event)
@@ -150,7 +148,7 @@ class RequestSpans(StepObserver):
     def tokens(self, trace: RequestTrace, step: int) -> None:
         """Count a step in which the request got tokens; the first one begins its decode span."""
         if trace.name == names.DECODE:
-            trace.count_step(step)
+            trace.count_step(step, is_repeat=self._moment.is_repeat)
             return
         trace.has_token = True
         if trace.name == names.PREFILL and step >= trace.planned_step:

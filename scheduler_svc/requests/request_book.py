@@ -223,7 +223,7 @@ class RequestBook:
         live = self._by_core_id[run.request_id]
         if live.time.first_token_ns is None:
             live.time.first_token_ns = self._clock()
-        if live.trace is not None and not live.trace.goes_on(step):
+        if live.trace is not None:
             self._spans.tokens(live.trace, step)
         if live.num_losses:
             self.inputs.absolve(live)

@@ -7,10 +7,11 @@ import pytest
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepPlan, StepResult
-from scheduler_svc.core.reasons import Revocation
+from scheduler_svc.core.reasons import Reason, Revocation
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observe.timelines import Timelines
 from tests.support.core.granting_lives import GRANTING, granting_life
 
 Record = Callable[[str, object], None]
@@ -128,6 +129,26 @@ def test_what_takes_a_step_back(change: str) -> None:
     assert [e.name for e in plan.scheduled] == (["a/0", "b/0", "c/0"] if change == "arrival" else ["a/0"])
     answer(core, plan)
     assert core.schedule(0.0)[0].revoked is None
+
+
+def test_a_request_is_told_of_a_step_that_was_begun_by_a_grant() -> None:
+    """Its timeline: it arrived, was not examined in a step that began before the revocation reached the worker, and ran."""
+    core, timelines = core_of(), Timelines(lambda _: True)
+    core.add(request("a"))
+    plan = granting_plan(core)
+    core.add(request("late"))
+    core.revoke()
+    answer(core, plan)
+    for plans in (core.repeat, lambda now: core.schedule(now)[0]):
+        following = plans(0.0)
+        timelines.observe(following.events)
+        answer(core, following)
+    told = [(episode.reason, episode.queue, episode.from_step) for episode in timelines.episodes("late")]
+    assert told == [
+        (Reason.ARRIVED, "waiting", plan.step + 1),
+        (Reason.STEP_GRANTED, "waiting", plan.step + 1),
+        (Reason.RUNNING, "running", plan.step + 2),
+    ]
 
 
 def _lives(policy: str, num_lives: int) -> str:

@@ -102,6 +102,8 @@ def _check_stay(span: ReceivedSpan, core_id: str, log: StepIndex) -> None:
     within = [step for step in steps if first <= step <= last]
     assert len(within) == span.attributes[names.NUM_STEPS], (core_id, span.name, within)
     assert (min(within), max(within)) == (first, last)
+    repeated = sum(log.by_step[step].is_repeat for step in within)
+    assert repeated == span.attributes.get(names.REPEATED_STEPS, 0), (core_id, span.name)
     report = log.by_step[first]
     assert (report.epoch, report.lane) == (span.attributes[names.EPOCH], span.attributes[names.LANE])
     if log.longest:

@@ -122,6 +122,7 @@ def _check_step_spans(otlp: OtlpReceiver, log: StepIndex) -> None:
         if report is None:
             continue  # one without work: it told the worker to forget rows
         assert span.attributes["quire.step.computed_tokens"] == report.computed_tokens
+        assert span.attributes[names.IS_REPEAT] == report.is_repeat
         assert span.attributes["quire.step.blocks_swapped_in"] == len(report.swap_in)
         assert span.attributes["quire.step.blocks_swapped_out"] == len(report.swap_out)
         assert span.attributes["quire.step.model_ns"] == report.times.model_ns

@@ -41,6 +41,7 @@ class StepSpans:
         self._sequences = SequenceSpans(tracing)
         self._slow = SlowSteps()
         self._comings = TokenBucket(_COMINGS_PER_S, _COMINGS_PER_S, clock)
+        self._continues = False
 
     @property
     def num_open(self) -> int:
@@ -52,23 +53,21 @@ class StepSpans:
         if not self._tracing.enabled:
             return
         cause = self._cause(outputs, result, times)
+        is_repeat, self._continues = self._continues, result.continues
         changes_rows = result.error.status != InvalidArgument.status
         links: list[common_pb2.TraceContext] = []
         if changes_rows:
-            left = (
-                self._sequences.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows"))
-                if self._sequences
-                else []
-            )
+            left = self._sequences.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows"))
             if (self._sequences.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
                 self._comings.take(1)
                 cause = "joins_or_leaves"
             links = self._take_part(outputs, result, times, wants_links=bool(cause)) + left
         if cause:
-            self._step_span(outputs, result, times, links, cause)
+            self._step_span(outputs, result, times, links, {names.CAUSE: cause, names.IS_REPEAT: is_repeat})
 
     def end_all(self, why: str) -> None:
         """Close all spans at the end of the epoch or process."""
+        self._continues = False
         self._sequences.end_all(why)
 
     def _take_part(
@@ -103,12 +102,12 @@ class StepSpans:
         result: worker_pb2.WorkerOutputs,
         times: StepClock,
         links: list[common_pb2.TraceContext],
-        cause: str,
+        about: dict[str, str | bool],
     ) -> None:
         span = self._tracing.span(
             names.WORKER_STEP,
             parent=telemetry.context_of(outputs.trace),
-            attributes={names.CAUSE: cause, **_attributes(outputs, result)},
+            attributes=about | _attributes(outputs, result),
             links=telemetry.step_links(links),
             start_ns=times.start_ns,
         )

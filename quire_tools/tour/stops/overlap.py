@@ -1,4 +1,4 @@
-"""The stop `overlap`: the next step is planned while one runs; two timelines, with and without overlap."""
+"""The stop `overlap`: what a worker waits for between two steps; timelines without and with grants, and with overlap."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from quire_tools.tour.timelines import TimelineSpan
 _NUM_REQUESTS, _OUTPUT_TOKENS = 6, 60
 _REQUESTS = [request(f"r{number}", 24, _OUTPUT_TOKENS, temperature=0.8, seed=number) for number in range(_NUM_REQUESTS)]
 _NUM_DRAWN = 4
+_RUNS = {"planned": ("--no-overlap", "--no-grants"), "grants": ("--no-overlap",), "overlap": ("--overlap",)}
+"""Options of the scheduler, by the name of a run."""
 _OPTIONS: dict[str, Any] = {"policy": "vllm-v1-async", "worker_args": tiny_worker(256, 128)}
 
 
@@ -26,7 +28,7 @@ _OPTIONS: dict[str, Any] = {"policy": "vllm-v1-async", "worker_args": tiny_worke
 class OverlapRun:
     """The steps of one stack in which every request decodes, and the tokens."""
 
-    option: str
+    name: str
     steps: Sequence[Step]
     tokens: Sequence[Sequence[Sequence[int]]]
 
@@ -34,6 +36,11 @@ class OverlapRun:
     def num_ahead(self) -> int:
         """Steps planned before the previous step's result was processed."""
         return timelines.num_planned_ahead(self.steps)
+
+    @property
+    def num_repeated(self) -> int:
+        """Steps that the worker began by a grant."""
+        return sum("is_repeat" in step for step in self.steps)
 
     @property
     def num_ready(self) -> int:
@@ -56,33 +63,35 @@ class OverlapRun:
     @property
     def numbers(self) -> list[Number]:
         """Its numbers. The worker's idle share depends on the machine."""
-        name, runs = self.option.lstrip("-").replace("-", " "), [timelines.run(step) for step in self.steps]
+        runs = [timelines.run(step) for step in self.steps]
         return [
-            Number(f"{name}: decoding steps", len(self.steps)),
-            Number(f"{name}: worker's idle share", timelines.idle_share(runs)),
-            Number(f"{name}: median gap, µs", median(timelines.gaps(runs)) / 1e3),
-            Number(f"{name}: planned ahead", self.num_ahead),
+            Number(f"{self.name}: decoding steps", len(self.steps)),
+            Number(f"{self.name}: worker's idle share", timelines.idle_share(runs)),
+            Number(f"{self.name}: median gap, µs", median(timelines.gaps(runs)) / 1e3),
+            Number(f"{self.name}: repeated by a grant", self.num_repeated),
+            Number(f"{self.name}: planned ahead", self.num_ahead),
         ]
 
 
 def _observe(stage: Stage) -> list[OverlapRun]:
-    """The same requests twice."""
-    return [_run(stage, option) for option in ("--no-overlap", "--overlap")]
+    """The same requests in each run."""
+    return [_run(stage, name) for name in _RUNS]
 
 
-def _run(stage: Stage, option: str) -> OverlapRun:
-    seen = Scenario(_REQUESTS, TourStack.together, {**_OPTIONS, "scheduler_args": (option,)}).observe(stage)
+def _run(stage: Stage, name: str) -> OverlapRun:
+    seen = Scenario(_REQUESTS, TourStack.together, {**_OPTIONS, "scheduler_args": _RUNS[name]}).observe(stage)
     full = [step for step in seen.steps if set(step_facts.ids(step)) == set(seen.names)]
-    return OverlapRun(option, [step for step in full if not step_facts.is_prefill(step)], seen.tokens)
+    return OverlapRun(name, [step for step in full if not step_facts.is_prefill(step)], seen.tokens)
 
 
 def _picture(runs: Sequence[OverlapRun]) -> Iterator[RenderableType]:
-    """Both timelines on the same scale, that of the longer one."""
+    """All timelines on the same scale, that of the longest one."""
     length_ns = max(_end_ns(run.quickest) - _start_ns(run.quickest) for run in runs)
     for run in runs:
         steps = run.quickest
         first, last = steps[0]["step"], steps[-1]["step"]
-        yield Text(f"{run.option}: steps {first} to {last}, the quickest in sequence", style="bold")
+        options = " ".join(_RUNS[run.name])
+        yield Text(f"{run.name} ({options}): steps {first} to {last}, the quickest in sequence", style="bold")
         start_ns = _start_ns(steps)
         yield timelines.lanes(_rows(steps), start_ns, start_ns + length_ns, width=86)
         yield Text()
@@ -104,7 +113,7 @@ def _rows(steps: Sequence[Step]) -> dict[str, list[TimelineSpan]]:
 
 
 def _start_ns(steps: Sequence[Step]) -> int:
-    return int(min(step["times"]["planned_ns"] for step in steps))
+    return int(min(min(step["times"]["planned_ns"], step["times"]["started_ns"]) for step in steps))
 
 
 def _end_ns(steps: Sequence[Step]) -> int:
@@ -112,36 +121,45 @@ def _end_ns(steps: Sequence[Step]) -> int:
 
 
 def _checks(runs: Sequence[OverlapRun]) -> list[Check]:
-    without, overlap = runs
+    planned, grants, overlap = runs
     pairs, depths = len(overlap.steps) - 1, [run.most_in_flight for run in runs]
     return [
         Check(
-            "without: a step is planned after the result before it",
-            len(without.steps) > _NUM_DRAWN and without.num_ahead == 0 and without.num_ready == 0,
-            f"{without.num_ahead} of {len(without.steps) - 1} earlier",
+            "planned: a step is planned after the result before it",
+            len(planned.steps) > _NUM_DRAWN and planned.num_ahead + planned.num_ready + planned.num_repeated == 0,
+            f"{planned.num_ahead} of {len(planned.steps) - 1} earlier",
         ),
         Check(
-            "with: the next is planned while one runs",
+            "grants: most steps are begun without a plan",
+            2 * grants.num_repeated > len(grants.steps) > _NUM_DRAWN,
+            f"{grants.num_repeated} of {len(grants.steps)}",
+        ),
+        Check(
+            "overlap: the next is planned while one runs",
             2 * overlap.num_ahead > pairs > _NUM_DRAWN,
             f"{overlap.num_ahead} of {pairs}",
         ),
         Check(
-            "with: the plan is queued when the worker is done",
-            overlap.num_ready > without.num_ready,
+            "overlap: the plan is queued when the worker is done",
+            overlap.num_ready > planned.num_ready,
             f"{overlap.num_ready} of {pairs}",
         ),
-        Check("never more than two steps in flight", depths == [1, 2], f"{depths[0]} without, {depths[1]} with"),
-        Check("the tokens are the same", overlap.tokens == without.tokens, f"{_NUM_REQUESTS} x {_OUTPUT_TOKENS}"),
+        Check("two steps are in flight with overlap only", depths == [1, 1, 2], ", ".join(map(str, depths))),
+        Check(
+            "the tokens are the same",
+            planned.tokens == grants.tokens == overlap.tokens,
+            f"{_NUM_REQUESTS} x {_OUTPUT_TOKENS}",
+        ),
     ]
 
 
 STOP = declared(
     "overlap",
-    "Planning the next step while one runs: two lanes in time.",
+    "What a worker waits for between two steps: plans, nothing by a grant, or nothing with overlap.",
     "docs/performance.md",
-    title="Overlap: the scheduler plans step k+1 while the worker runs step k",
-    text=f"{_NUM_REQUESTS} requests decode together, policy vllm-v1-async. Without overlap the worker waits for each plan; with "
-    "it the next plan is already queued, with placeholders for tokens that are not sampled yet.",
+    title="Grants and overlap: what a worker waits for between two steps",
+    text=f"{_NUM_REQUESTS} requests decode together, policy vllm-v1-async. The worker waits for each plan, unless one granted it "
+    "the next steps; with overlap the next plan is already queued, with placeholders for tokens that are not sampled yet.",
     observe=_observe,
     picture=_picture,
     checks=_checks,

@@ -4,9 +4,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.parts.preemption import RECOMPUTE, SWAP
+from scheduler_svc.core.plan import StepPlan
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.step_observer import StepObserver
-from scheduler_svc.observe.step_record import StepRecord
+from scheduler_svc.observe.step_record import StepOrigin, StepRecord
 from scheduler_svc.requests.listener import RequestListener
 from scheduler_svc.requests.live_request import LiveRequest
 from svc_common.clock import NS_PER_S
@@ -27,6 +28,8 @@ class StepCounts(StepObserver):
         tokens = d.STEP_TOKENS.counter(registry)
         self._prefill, self._decode = tokens.labels("prefill"), tokens.labels("decode")
         self._prompt_steps = d.PROMPT_STEPS.counter(registry)
+        self._repeated = d.REPEATED_STEPS.counter(registry)
+        self._revoked = d.REVOKED_GRANTS.counter(registry)
         self._output = d.OUTPUT_TOKENS.counter(registry)
         swapped = d.SWAPPED_BLOCKS.counter(registry)
         self._moves: dict[str, Counter] = {
@@ -38,9 +41,16 @@ class StepCounts(StepObserver):
         self.sums = (self._steps, tokens, self._prompt_steps, self._output, self._failed)
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
 
+    def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
+        """Count a revocation before the plan."""
+        if plan.revoked is not None:
+            self._revoked.labels(plan.revoked).inc()
+
     def on_end(self, record: StepRecord) -> None:
         """Count a completed step."""
         self._steps.inc()
+        if record.plan.is_repeat:
+            self._repeated.inc()
         self._schedule.observe(record.origin.schedule_ns / NS_PER_S)
         num_prefill, num_decode = self._num_tokens(record)
         if num_prefill:

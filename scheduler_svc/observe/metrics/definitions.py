@@ -1,6 +1,6 @@
 """All metrics of the scheduler, with what each counts (svc_common.observability.metrics)."""
 
-from scheduler_svc.core.reasons import Reason
+from scheduler_svc.core.reasons import Reason, Revocation
 from svc_common.observability.metrics import DROPPED_SPANS, Kind, MetricSpec, seconds_from
 
 STEP_SECONDS = seconds_from(0.00025, 24)
@@ -158,6 +158,27 @@ PROMPT_STEPS = MetricSpec(
     serves="share of steps that compute prompts",
     query="rate(quire_prompt_steps_total[1m]) / rate(quire_steps_total[1m])",
 )
+REPEATED_STEPS = MetricSpec(
+    name="quire_repeated_steps_total",
+    kind=Kind.COUNTER,
+    of_model=True,
+    unit="steps",
+    text="Decode steps that a worker repeated by a grant, without waiting for their plans.",
+    formula="Steps of `quire_steps_total` with `is_repeat` in their report.",
+    serves="decode grants: share of steps without a wait between plan and step",
+    query="rate(quire_repeated_steps_total[1m]) / rate(quire_steps_total[1m])",
+)
+REVOKED_GRANTS = MetricSpec(
+    name="quire_revoked_grants_total",
+    kind=Kind.COUNTER,
+    of_model=True,
+    unit="grants",
+    text="Grants of decode steps that were revoked before their last step, by reason.",
+    formula="One per plan with `revoked`, also of a plan without work.",
+    labels={"reason": ", ".join(f"`{reason}`" for reason in Revocation)},
+    serves="decode grants: why they end early",
+    query="sum by (reason) (rate(quire_revoked_grants_total[5m]))",
+)
 OUTPUT_TOKENS = MetricSpec(
     name="quire_output_tokens_total",
     kind=Kind.COUNTER,
@@ -280,8 +301,8 @@ ENDED = MetricSpec(
 
 READ = (REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, BLOCKS)
 COUNTED_BY_STEPS = (
-    *(STEPS, STEP_DURATION, SCHEDULE_DURATION, STEP_TOKENS, PROMPT_STEPS, OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS),
-    FAILED_STEPS,
+    *(STEPS, STEP_DURATION, SCHEDULE_DURATION, STEP_TOKENS, PROMPT_STEPS, REPEATED_STEPS, REVOKED_GRANTS),
+    *(OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS, FAILED_STEPS),
 )
 COUNTED_BY_REQUESTS = (PREEMPTIONS, QUEUE_TIME, QUERIED_TOKENS, HIT_TOKENS, REFUSED, ENDED)
 METRICS = (*READ, *COUNTED_BY_STEPS, *COUNTED_BY_REQUESTS, DROPPED_SPANS)

@@ -152,9 +152,9 @@ def dp(steps: Steps) -> Numbers:
     }
 
 
-def overlap(without: Steps, with_overlap: Steps) -> Numbers:
+def overlap(*runs: Steps) -> Numbers:
     numbers: Numbers = {}
-    for option, steps in (("no overlap", without), ("overlap", with_overlap)):
+    for option, steps in zip(("planned", "grants", "overlap"), runs, strict=True):
         full = [step for step in steps if len(step["scheduled"]) == 6 and not prompts([step])]
         times = [step["times"] for step in full]
         parts = ("cache_ns", "prepare_ns", "model_ns", "sample_ns")
@@ -164,6 +164,7 @@ def overlap(without: Steps, with_overlap: Steps) -> Numbers:
             f"{option}: decoding steps": len(full),
             f"{option}: worker's idle share": sum(gaps) / (runs[-1][1] - runs[0][0]),
             f"{option}: median gap, µs": median(gaps) / 1e3,
+            f"{option}: repeated by a grant": sum("is_repeat" in step for step in full),
             f"{option}: planned ahead": sum(
                 times[i]["planned_ns"] < times[i - 1]["finished_ns"] for i in range(1, len(times))
             ),

@@ -110,15 +110,16 @@ async def opened(http: httpx.AsyncClient, since: int = 0) -> AsyncIterator[Page]
 
 @run_async
 async def test_the_page_sees_each_step_as_it_was() -> None:
-    """Steps, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the admin API."""
-    async with stack(SLOW, policy_set=("max_num_seqs=2",)) as running, lab(running) as (http, _), opened(http) as page:
+    """Steps, grants, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the admin API."""
+    serial = stack(SLOW, policy_set=("max_num_seqs=2",), overlap=False)
+    async with serial as running, lab(running) as (http, _), opened(http) as page:
         handles = [await running.gateway.submit([*PROMPT, i], max_tokens=60, request_id=f"r{i}") for i in range(5)]
         await eventually(lambda: any(len(s["requests"]) == 5 for s in page.states()), "requests are shown")
         shown = next(s for s in page.states() if len(s["requests"]) == 5)
         reasons = {r["id"]: (r["queue"], r["reason"]) for r in shown["requests"]}
         assert len(reasons) == 5 and {queue for queue, _ in reasons.values()} == {"running", "waiting"}
         assert ("running", "RUNNING") in reasons.values()
-        assert {r for _, r in reasons.values()} <= {"RUNNING", "MAX_SEQS", "BEHIND", "ARRIVED"}
+        assert {r for _, r in reasons.values()} <= {"RUNNING", "MAX_SEQS", "BEHIND", "ARRIVED", "STEP_GRANTED"}
         for handle in handles:
             await running.gateway.end_of(handle)
         reports = await running.admin.steps(since_step=1, tables=True)
@@ -127,7 +128,10 @@ async def test_the_page_sees_each_step_as_it_was() -> None:
             assert step["step"] == report.step and page.tables[report.step] == translation.tables(report)
             assert step["sampled"] == {item.sequence: len(item.tokens) for item in report.sampled}
             assert [share["tokens"] for share in step["shares"]] == [group.tokens for group in report.scheduled]
+            granted = (report.granted_steps, report.is_repeat, report.revoked)
+            assert (step["granted_steps"], step["is_repeat"], step["revoked"]) == granted
             assert step["times"]["planned_ms"] <= step["times"]["finished_ms"]
+        assert any(step["is_repeat"] for step in page.steps)
         await eventually(lambda: page.snapshots and page.snapshots[-1]["requests"] == [], "it is idle again")
         blocks = await running.admin.stub.GetBlocks(pb.GetBlocksRequest(cached=True))
         assert page.snapshots[-1]["cached"] == list(blocks.cached_blocks) != []

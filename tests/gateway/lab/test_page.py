@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.lab.source import Step
 from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 from quire_tools.lab import server
 from quire_tools.lab.recorded import RecordedLabSource
+from scheduler_svc.observe.recording.file_format import Recording
 from tests.gateway.lab.chromium import Chromium, chromium
 from tests.gateway.lab.load import load
+from tests.support.core.granting_lives import granting_life
 from tests.support.services.lab_recordings import recording
 
 pytestmark = pytest.mark.processes
@@ -96,6 +99,15 @@ def swapping(tmp_path: Path) -> tuple[RecordedLabSource, int]:
     return source, next(step for step, count in zip(overview.step, overview.num_preempted, strict=True) if count)
 
 
+@pytest.fixture
+def granting(tmp_path: Path) -> tuple[RecordedLabSource, list[Step]]:
+    """A recording with grants, and its steps."""
+    path = tmp_path / "grants.rec"
+    granting_life("quire", 1).write(path)
+    source = RecordedLabSource(Recording(path))
+    return source, asyncio.run(source.steps(0, 500))
+
+
 def test_a_recording_is_stepped_through(life: tuple[RecordedLabSource, list[int]], browser: Chromium) -> None:
     """Forward and back by key and button, a request chosen and explained, its table with arrows."""
     source, numbers = life
@@ -138,6 +150,26 @@ def test_a_recording_opens_at_its_first_preemption(swapping: tuple[RecordedLabSo
         assert page.locator("[data-tier=c] canvas").is_visible()
         square = page.evaluate("document.querySelector('[data-tier=g] canvas').clientHeight")
         assert square >= 60, "eight blocks have room to be large"
+
+
+def test_grants_are_told(granting: tuple[RecordedLabSource, list[Step]], browser: Chromium) -> None:
+    """A step that grants others, one that was repeated, and one whose plan followed a revocation, with the reason."""
+    source, steps = granting
+    first = next(step for step in steps if step.granted_steps)
+    told = {
+        f"grants {first.granted_steps} more": first.step,
+        "repeated by grant": next(step.step for step in steps if step.is_repeat),
+        "rest of a grant revoked: request waits": next(s.step for s in steps if s.revoked == "REQUEST_WAITS"),
+    }
+    with served(source) as url, browser.page(url) as page:
+        page.wait_for_selector(".card")
+        page.keyboard.press("Home")
+        page.wait_for_function(
+            "n => document.querySelector('[data-figure=step] dd').textContent === n", arg=str(steps[0].step)
+        )
+        for words, number in sorted(told.items(), key=lambda item: item[1]):
+            is_told = f"document.getElementById('step-text').textContent.includes('{words}')"
+            assert go_until(page, "ArrowRight", is_told, 100) and shown_step(page) == number, words
 
 
 def test_a_host_pool_without_blocks_is_a_line(tmp_path: Path, browser: Chromium) -> None:

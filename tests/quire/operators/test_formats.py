@@ -69,6 +69,14 @@ def test_step_as_json() -> None:
     assert (granted["granted_steps"], granted["is_repeat"], granted["revoked"]) == (3, True, "ROW_ENDED")
 
 
+def test_grants_as_text() -> None:
+    """What a step grants, that it was repeated, and why the rest of the grant before was revoked."""
+    assert "grant" not in step_text(REPORT)
+    first = step_text(pb.StepReport(granted_steps=7, revoked="ROW_ENDED")).splitlines()[0]
+    assert first.endswith("  grants 7 more  rest of a grant revoked: ROW_ENDED")
+    assert step_text(pb.StepReport(is_repeat=True)).splitlines()[0].endswith("  repeated by grant")
+
+
 def test_empty_step_has_every_key() -> None:
     """A program finds each key also where there is nothing to say."""
     assert set(step_json(pb.StepReport(), tables=False)) == set(EXPECTED)

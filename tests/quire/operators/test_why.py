@@ -28,6 +28,7 @@ BLOCKS = {"need": 4, "free": 4, "watermark": 1}
             "preempted for b: 9 tokens to recompute",
         ),
         ("PREEMPTED", {"mode": "swap"}, "preempted (swap)"),
+        ("STEP_GRANTED", {}, "the worker had begun the step by a grant when the revocation reached it"),
         ("LATELY_MADE_UP", {"a": 1, "b": "c"}, "a 1, b c"),
     ],
 )

@@ -56,6 +56,15 @@ def test_smaller_terminals_get_what_fits(width: int, height: int) -> None:
     assert len(lines) <= height and all(cell_len(line) <= width for line in lines)
 
 
+def test_the_share_of_steps_repeated_by_grants() -> None:
+    """Where there are some."""
+    numbers = busy()
+    assert "repeated" not in "\n".join(_screen(_state(numbers), width=132, height=43))
+    repeated = replace(numbers.steps, num_repeated=numbers.steps.num_steps)
+    text = "\n".join(_screen(_state(replace(numbers, steps=repeated)), width=132, height=43))
+    assert "100% repeated by grants" in text
+
+
 def test_more_room_shows_more_requests() -> None:
     """Rows grow with the height."""
     rows = [sum("wait-" in line for line in _screen(_state(busy()), height=height)) for height in (24, 40, 60)]

@@ -87,6 +87,14 @@ def test_failed_steps_are_counted_and_not_timed() -> None:
     assert (figures.num_failed, figures.p50_ms, figures.num_steps) == (1, 4.0, 2)
 
 
+def test_steps_repeated_by_grants_are_counted() -> None:
+    """Of those that were read."""
+    figures = _window(step(1, granted_steps=2), step(2, is_repeat=True), step(3, is_repeat=True), step(4)).figures(
+        NOW_NS
+    )
+    assert (figures.num_repeated, figures.num_steps) == (2, 4)
+
+
 # --- words ------------------------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,24 @@ async def test_metrics_are_the_step_log(policy: str, mode: str) -> None:
 
 
 @run_async
+async def test_grants_are_those_of_the_step_log() -> None:
+    """Steps that were repeated, and revocations by reason: requests arrive and are cancelled while steps are granted."""
+    async with stack(SLOW, overlap=False) as s:
+        running = await s.gateway.submit([1, 2, 3], max_tokens=90)
+        for number in range(4):
+            other = await s.gateway.submit([4, 5, number], max_tokens=60)
+            await s.gateway.tokens_of(other, 3)
+            await s.gateway.send(cancels=[engine_pb2.Cancel(handle=other)])
+            await s.gateway.end_of(other)
+        await s.gateway.end_of(running)
+        steps, told = await s.admin.steps(), await scrape(s.metrics_address)
+    assert told.value("quire_repeated_steps_total") == sum(step.is_repeat for step in steps) > 0
+    revoked = Counter(step.revoked for step in steps if step.revoked)
+    assert {"REQUEST_WAITS", "ROW_ENDED"} <= set(revoked)
+    assert {reason: told.value("quire_revoked_grants_total", reason=reason) for reason in revoked} == revoked
+
+
+@run_async
 async def test_what_is_there_is_what_operators_are_shown() -> None:
     """Queues, limits and reasons are those of GetLoad and ListRequests at the same moment; blocks those of GetBlocks at rest."""
     async with stack({"num_gpu_blocks": 64, **SLOW}, max_num_seqs=2, max_waiting_requests=100) as s:

@@ -76,6 +76,28 @@ def test_queue_prefill_decode_in_the_callers_trace(traced: OtlpReceiver) -> None
     gateway.shutdown()
 
 
+def test_steps_that_were_repeated_by_grants(traced: OtlpReceiver) -> None:
+    """The decode counts them, and their spans at the worker say so: those of the step log."""
+    gateway = setup("gateway")
+
+    @run_async
+    async def scenario() -> None:
+        root = gateway.span("chat")
+        async with stack({"step_span_interval": 1}, overlap=False) as s:
+            handle = await s.gateway.submit(PROMPT, max_tokens=40, request_id="r", trace=trace_context(root))
+            await s.gateway.end_of(handle)
+            await spans_of(traced, "worker.sequence", "scheduler.decode")
+            repeated = {report.step for report in await s.admin.steps() if report.is_repeat}
+        decode = phases(traced, trace_id(root))[-1]
+        assert decode.attributes["quire.repeated_steps"] == len(repeated) > 20
+        steps = [span.attributes for span in traced.spans() if span.name == "worker.step"]
+        assert {own["quire.step"] for own in steps if own["quire.step.is_repeat"]} == repeated
+        assert len(steps) > len(repeated)
+
+    scenario()
+    gateway.shutdown()
+
+
 def test_a_long_prompt_shows_its_chunks(traced: OtlpReceiver) -> None:
     """R88: one event for each chunk, with what the step log has."""
     gateway = setup("gateway")

@@ -11,6 +11,7 @@ const REASONS = {
   BATCH_UNDER_WAY: ["turn", "no request joins a static batch"],
   STEP_PREEMPTS: ["turn", "the step preempted {preempted} others"],
   DECODE_FIRST: ["turn", "the step is one of decodes"],
+  STEP_GRANTED: ["turn", "the worker had begun the step by a grant"],
   SWAPPED_FIRST: ["turn", "requests on the host come back first"],
   OUTRANKED: ["turn", "a more important one comes first"],
   PREFILL_FIRST: ["turn", "the step is one of prompts"],

@@ -141,6 +141,9 @@ export function sayStep(element, frame) {
     `${whole(step.shares.reduce((sum, share) => sum + share.tokens, 0))} tokens`,
     `${whole(sampled)} sampled`,
     step.preempted.length ? `preempted ${step.preempted.map(([id, mode]) => `${short(id)} (${mode})`).join(", ")}` : "",
+    step.is_repeat ? "repeated by grant" : "",
+    step.granted_steps ? `grants ${whole(step.granted_steps)} more` : "",
+    step.revoked ? `rest of a grant revoked: ${step.revoked.toLowerCase().replaceAll("_", " ")}` : "",
     step.error ? `failed: ${step.error}` : "",
   ];
   say(element, parts.filter(Boolean).join(" · "));
