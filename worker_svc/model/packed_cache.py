@@ -1,6 +1,6 @@
 """Packed weights kept between starts: what determines their bytes, and the modules that they belong to.
 
-Not the files themselves (fused/packed_files.py). Quantized and GGUF checkpoints are packed at every start.
+Not the files themselves (fused/packed_files.py). Full weights, and quantized and GGUF checkpoints, are packed at every start.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def packed_cache(
 ) -> PackedCache | None:
     """The cache for a checkpoint computed in `dtype`; None if it is turned off, cannot be used, or is not worth it."""
     is_packable = found.reader is None and kernels.packs(dtype, _SAMPLE[1])
-    if not settings.weight_cache or not is_packable or found.loaded_bytes(dtype) < _LEAST_BYTES:
+    if not (settings.weight_cache and settings.bits and is_packable) or found.loaded_bytes(dtype) < _LEAST_BYTES:
         return None
     try:
         folder = private_folder(environ, "weights")
@@ -89,8 +89,7 @@ def packed_cache(
 def _form(settings: WorkerSettings, dtype: torch.dtype, kernels: DecoderKernels) -> bytes:
     """A small packed matrix: its bytes depend on the library's layout, which differs between processors, and on rounding."""
     values = (torch.arange(prod(_SAMPLE)) * 7_919 % 1_009 - 504).view(_SAMPLE).to(dtype) / 64
-    weight = quantized(values, settings.bits, settings.quantization_group) if settings.bits else values
-    packed = kernels.pack(weight, None)
+    packed = kernels.pack(quantized(values, settings.bits, settings.quantization_group), None)
     return (
         f"{dtype} {packed.form} {torch.__version__} {transformers.__version__}".encode() + packed.data.numpy().tobytes()
     )
