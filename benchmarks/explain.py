@@ -22,7 +22,7 @@ from benchmarks import command_line, report
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepResult
-from scheduler_svc.core.reasons import CoreEvent, Reason
+from scheduler_svc.core.reasons import CoreEvent, Numbers, Reason
 from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import StopRules
 from scheduler_svc.core.wait_journal import WaitJournal
@@ -61,9 +61,9 @@ class SilentJournal(WaitJournal):
     def ended(self, group: Group, status: SequenceStatus) -> None:
         """No-op."""
 
-    def take(self) -> list[CoreEvent]:
-        """No events."""
-        return []
+    def take(self) -> tuple[list[CoreEvent], dict[str, Numbers]]:
+        """No events and no numbers."""
+        return [], {}
 
 
 class Life:

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from benchmarks import pauses, simulated_stack, startup
+from benchmarks import explain, pauses, simulated_stack, startup
 from benchmarks.simulated_stack import Arrivals
 from quire.local_stack.stack import LocalStack
 from tests.benchmarks.test_load import figures, invoke
@@ -86,6 +88,17 @@ def test_startup_runs_for_real() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+def test_explaining_is_measured() -> None:
+    """A core that gives its reasons, and the same one without."""
+    app = typer.Typer()
+    app.command()(explain.main)
+    given = ["--policies", "quire", "--waiting", "20", "--running", "8", "--steps", "16", "--json"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    [found] = json.loads(result.stdout)["runs"]
+    assert min(found["step_us"], found["silent_step_us"]) > 0
+
+
 def test_pauses_are_measured() -> None:
     """Each harm once, on real processes with a simulated worker: streams go on after all of them, and each has its figures."""
     seconds = pauses.measure(1, 1, 0.5, simulated=True)["seconds"]
