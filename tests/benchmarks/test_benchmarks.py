@@ -86,8 +86,6 @@ def test_startup_runs_for_real() -> None:
         assert 10 < figures[f"{name}_rss_mb"] < 8000
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
 def test_explaining_is_measured() -> None:
     """A core that gives its reasons, and the same one without."""
     app = typer.Typer()
@@ -99,6 +97,8 @@ def test_explaining_is_measured() -> None:
     assert min(found["step_us"], found["silent_step_us"]) > 0
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_pauses_are_measured() -> None:
     """Each harm once, on real processes with a simulated worker: streams go on after all of them, and each has its figures."""
     seconds = pauses.measure(1, 1, 0.5, simulated=True)["seconds"]
