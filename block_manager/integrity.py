@@ -6,6 +6,7 @@ reported and never fatal.
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import compress, count
 
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
@@ -23,7 +24,7 @@ def check(ledger: Ledger) -> list[str]:
 
 def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> list[str]:
     held = Counter(block for table in tables for block in set(table) - pool.reserved)
-    referenced = {block: count for block, count in enumerate(pool.refs) if count}
+    referenced = {block: pool.refs[block] for block in compress(count(), pool.refs)}
     free = list(pool.free_blocks)
     distinct = set(free)
     found = []
@@ -40,7 +41,7 @@ def _check_pool(device: str, pool: BlockPool, tables: Iterable[list[int]]) -> li
         if referenced.get(b, 0) != held[b]
     ]
     found += [f"{device}: reserved block {b} is free" for b in sorted(distinct & pool.reserved)]
-    cached = len(free) - [pool.hash_of[b] for b in free].count(None)
+    cached = len(free) - list(map(pool.hash_of.__getitem__, free)).count(None)
     if cached != pool.counts().cached:
         found.append(f"{device}: {cached} free blocks hold a prefix, the pool counts {pool.counts().cached}")
     return found

@@ -17,23 +17,32 @@ _NO_TESTS = 5
 # begin at once: the slowest of them decides.
 _AT_ONCE = (os.cpu_count() or 1) + 2
 
-# Folders and patterns of files by share. A share without a list has all tests that are in no list; its output is shown at once.
+# Folders and patterns of files by share. A file that one share lists is not in another that lists its folder. A share without a
+# list has all tests that are in no list; its output is shown at once.
 QUICK = {
     "core": ("tests/core/test_[a-o]*.py", "tests/core/parts", "tests/golden"),
     "properties": ("tests/core/test_[p-z]*.py", "tests/core/policies", "tests/block_manager"),
     "gateway": ("tests/gateway",),
 }
-# Begun in this order: long ones, and those that wait for services, first.
+# Begun in this order: long ones, and those that wait for services, first. torch, which takes seconds to import, is imported by
+# "e2e", "engine" and "kernels" alone.
 ALL = {
-    "services": (),
     "e2e": ("tests/e2e",),
-    "model": ("tests/kernels", "tests/worker"),
-    "scheduler": (
-        *("tests/scheduler", "tests/simulation", "tests/repo", "tests/svc_common"),
-        *("tests/quire_tools/replay", "tests/quire_tools/simulation"),
+    "scheduler": ("tests/scheduler", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
+    "engine": ("tests/worker/engine", "tests/worker/model", "tests/worker/adapters"),
+    "quire": (),
+    "kernels": (
+        *("tests/kernels", "tests/worker", "tests/quire/offline"),
+        *("tests/benchmarks/test_gpu_benchmark.py", "tests/benchmarks/test_perplexity.py"),
+        *("tests/quire_tools/test_cli_convert.py", "tests/quire_tools/test_cli_plan.py"),
+        *("tests/gateway/text/test_chat_families.py", "tests/gateway/text/test_chat_template.py"),
     ),
-    "core": ("tests/block_manager", "tests/core", "tests/golden"),
-    "tools": ("tests/benchmarks", "tests/traces", "tests/fuzz", "tests/install"),
+    "benchmarks": ("tests/benchmarks", "tests/traces", "tests/fuzz"),
+    "gateway": ("tests/gateway",),
+    "core": (
+        *("tests/core", "tests/block_manager", "tests/golden", "tests/simulation"),
+        *("tests/repo", "tests/svc_common", "tests/install"),
+    ),
 }
 LONG = "long"
 TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}
@@ -41,9 +50,12 @@ Shares = Mapping[str, Sequence[str]]
 
 
 def arguments(share: str, shares: Shares) -> list[str]:
-    """What pytest collects for a share."""
-    found = [str(path.relative_to(ROOT)) for pattern in shares[share] for path in sorted(ROOT.glob(pattern))]
-    return found or [f"--ignore={folder}" for folders in shares.values() for folder in folders]
+    """What pytest collects for a share, but for what another share lists below it."""
+    listed = {name: [path for pattern in shares[name] for path in sorted(ROOT.glob(pattern))] for name in shares}
+    own = listed.pop(share)
+    others = [path for paths in listed.values() for path in paths]
+    below = [path for path in others if not own or set(own) & set(path.parents)]
+    return [str(path.relative_to(ROOT)) for path in own] + [f"--ignore={path.relative_to(ROOT)}" for path in below]
 
 
 def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, str]:

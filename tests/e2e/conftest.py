@@ -10,7 +10,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.support.stack import scheduler_kills
 from tests.support.stack.kill_plan import Killer
-from tests.support.stack.sizes import SMALL_STEP
+from tests.support.stack.sizes import MASK_BUDGET_MS, SMALL_STEP
 from tests.support.stack.supervised import Supervised, supervised
 from tests.support.worker.adapter_folders import make_adapter
 
@@ -53,9 +53,10 @@ def killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
 
 @pytest.fixture(scope="session")
 def killable(adapters: dict[str, Path], killer: Killer) -> Iterator[Supervised]:
-    """The same, started with the adapter `kept`, to be killed: what dies is started again."""
+    """The same, started with the adapter `kept` and a small mask budget, to be killed: what dies is started again."""
     options = {"adapters": {"kept": adapters["kept"]}, "environ": killer.environ, **scheduler_kills.OPTIONS}
-    with supervised(**options) as running:
+    worker_args = (*scheduler_kills.WORKER_ARGS, "--mask-budget-ms", str(MASK_BUDGET_MS))
+    with supervised(**options | {"worker_args": worker_args}) as running:
         yield running
 
 

@@ -13,7 +13,8 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from svc_common.errors import InvalidArgument
 from tests.support.scraping import scrape
-from tests.support.stack.sizes import SMALL_STEP
+from tests.support.stack.sizes import MASK_BUDGET_MS
+from tests.support.stack.supervised import Supervised
 
 AMBIGUOUS = 'start: e\ne: e e | "a" | "b" | "" | e "c" e\n'
 WIDE = {
@@ -93,18 +94,13 @@ def test_closed_by_the_callers_own_constraints(stack: LocalStack, client: Client
         assert word in caught.value.message, caught.value.message
 
 
-def test_a_costly_grammar_is_paid_by_its_sender(record_property: Any) -> None:
+def test_a_costly_grammar_is_paid_by_its_sender(killable: Supervised, record_property: Any) -> None:
     """Eight samples of an ambiguous grammar end with MASK_BUDGET; the plain stream beside them has its own tokens, and the worker
     counted what masks took."""
     plain = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
     ambiguous = StructuredOutputsParams(grammar=AMBIGUOUS)
-    attack = SamplingParams(max_tokens=400, min_tokens=400, temperature=1.0, seed=1, n=8, structured_outputs=ambiguous)
-    with (
-        LocalStack(
-            worker_args=("--dtype", "float32", "--mask-budget-ms", "0.2"), max_num_batched_tokens=SMALL_STEP
-        ) as stack,
-        Client(stack.grpc_address) as client,
-    ):
+    attack = SamplingParams(max_tokens=240, min_tokens=240, temperature=1.0, seed=1, n=8, structured_outputs=ambiguous)
+    with Client(killable.stack.grpc_address) as client:
         alone = client.generate("Once upon a time", plain).outputs[0].token_ids
         attacked = client.generate_stream("Once upon a time", attack)
         deltas = iter(attacked)
@@ -113,9 +109,9 @@ def test_a_costly_grammar_is_paid_by_its_sender(record_property: Any) -> None:
         with pytest.raises(InvalidArgument) as caught:
             for _ in deltas:
                 pass
-        masks = asyncio.run(scrape(stack.metrics_addresses["worker"]))
+        masks = asyncio.run(scrape(killable.stack.metrics_addresses["worker"]))
     assert caught.value.reason == "MASK_BUDGET"
-    assert "0.2 ms" in caught.value.message and "--mask-budget-ms" in caught.value.message
+    assert f"{MASK_BUDGET_MS} ms" in caught.value.message and "--mask-budget-ms" in caught.value.message
     assert [violation.field for violation in caught.value.violations] == ["structured_output.lark"]
     assert masks.value("quire_worker_mask_seconds_count") > 0
     record_property("size", f"masks of the attack: {masks.value('quire_worker_mask_seconds_sum'):.3f} s of CPU time")

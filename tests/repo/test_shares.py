@@ -9,17 +9,22 @@ from tests import shares
 from tests.support.tree import ROOT
 
 
-def test_every_folder_is_in_one_share() -> None:
-    """Listed folders exist, and each is listed once; all else is in the share without a list."""
+def collected(share: str, listed: shares.Shares) -> set[Path]:
+    """Test files that pytest finds with the share's arguments."""
+    given = shares.arguments(share, listed)
+    ignored = {ROOT / argument.removeprefix("--ignore=") for argument in given if argument.startswith("--")}
+    folders = {ROOT / argument for argument in given if not argument.startswith("--")} or {ROOT / "tests"}
+    found = {path for folder in folders for path in ([folder] if folder.is_file() else folder.rglob("test_*.py"))}
+    return {path for path in found if not ignored & {path, *path.parents}}
+
+
+def test_every_file_is_in_one_share() -> None:
+    """Whatever the lists have is there, and each file is collected once: all of them for `make test`."""
     for listed in (shares.QUICK, shares.ALL):
-        patterns = [pattern for share in listed.values() for pattern in share]
-        found = [path for pattern in patterns for path in ROOT.glob(pattern)]
-        assert len(set(found)) == len(found) >= len(patterns)
-        assert set((ROOT / "tests/core").rglob("test_*.py")) <= {*found, *(f for d in found for f in d.rglob("*.py"))}
-    unlisted = [share for share, folders in shares.ALL.items() if not folders]
-    assert len(unlisted) == 1
-    ignored = {f"--ignore={folder}" for folders in shares.ALL.values() for folder in folders}
-    assert set(shares.arguments(unlisted[0], shares.ALL)) == ignored
+        assert all(any(ROOT.glob(pattern)) for patterns in listed.values() for pattern in patterns)
+        files = [path for share in listed for path in collected(share, listed)]
+        assert len(set(files)) == len(files)
+        assert set(files) >= set((ROOT / "tests" if listed is shares.ALL else ROOT / "tests/core").rglob("test_*.py"))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from tests.support.stack.sizes import SMALL_STEP
 from tests.support.stack.supervised import Case, Readings, Supervised
 
 _ENDS = {"temperature": 0.8, "seed": 9, "max_tokens": 90}
-OPTIONS: dict[str, object] = {
-    "worker_args": ("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "200"),
-    "max_num_batched_tokens": SMALL_STEP,
-}
+WORKER_ARGS = ("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "200")
+OPTIONS: dict[str, object] = {"worker_args": WORKER_ARGS, "max_num_batched_tokens": SMALL_STEP}
 """Of a stack for this."""
 
 
