@@ -9,8 +9,10 @@ no library, callers use plain torch.
 import ctypes
 import fcntl
 import hashlib
+import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
-from paged_kernels.private_cache import UnusableCache, private_folder
 
 ABI = 9
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
+CACHE_VARIABLE = "QUIRE_CACHE_DIR"
 _BUILD_TIMEOUT_S = 300
 _NATIVE = (*FLAGS, "-shared", "-march=native")
 _TO_DO = "install Quire's wheel for this platform, which carries the kernels, or a C++ compiler (apt install g++)"
+
+
+class UnusableCache(Exception):
+    """A folder of the cache cannot be used; the message says why and what to do."""
 
 
 class NoCompiledKernels(Exception):
@@ -123,6 +129,26 @@ def build(output: Path, command: Sequence[str]) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCompiledKernels(f"{command[0]} failed: {error}") from error
         made.replace(output)
+
+
+def private_folder(environ: Mapping[str, str], name: str) -> Path:
+    """The folder `name` of the private cache. Code and weights are loaded from it, so no other user may have write access.
+
+    Raises UnusableCache.
+    """
+    base = environ.get(CACHE_VARIABLE) or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "quire")
+    to_do = f"set {CACHE_VARIABLE} to a private folder"
+    try:
+        folder = Path(base).expanduser() / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state = folder.stat()
+    except (OSError, RuntimeError) as error:
+        raise UnusableCache(f"cannot create the cache folder: {error}; {to_do}") from error
+    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnusableCache(f"{folder} is owned or writable by another user; {to_do}")
+    if not os.access(folder, os.W_OK):
+        raise UnusableCache(f"{folder} is not writable; {to_do}")
+    return folder
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:

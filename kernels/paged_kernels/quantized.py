@@ -68,7 +68,7 @@ def quantized(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
     depth = weight.shape[1]
     # In pieces: intermediate results of a large head would take ten times its memory.
     pieces = weight.split(max(1, _PIECE // depth))
-    ends = [_ends(_grouped(piece, group)) for piece in pieces]
+    ends = [torch.aminmax(_grouped(piece, group), dim=2) for piece in pieces]
     scales = _scales(*(torch.cat(side) for side in zip(*ends, strict=True)), bits)
     factors = torch.where(scales == 0, 0.0, 1 / scales)
     numbers = torch.empty(weight.shape, dtype=torch.int8)
@@ -84,10 +84,6 @@ def _grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
     columns, depth = weight.shape
     num_groups = -(-depth // group)
     return functional.pad(weight.float(), (0, num_groups * group - depth)).view(columns, num_groups, group)
-
-
-def _ends(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return values.amin(2), values.amax(2)
 
 
 def _scales(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:

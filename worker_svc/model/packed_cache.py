@@ -15,20 +15,21 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from paged_kernels import private_cache
+import paged_kernels
+from paged_kernels.cpu_library import UnusableCache, private_folder
 from paged_kernels.decoder import DecoderKernels, PackedWeights
-from paged_kernels.private_cache import FileStamp, UnusableCache, content_digest, private_folder
 from paged_kernels.quantized import quantized
 from worker_svc.model.checkpoint import Checkpoint
 from worker_svc.model.fused.packed_files import PackedFiles, Packs
 from worker_svc.model.fused.packed_linear import PackedLinear, joint_bias, views
+from worker_svc.model.kept_files import FileStamp, content_digest
 from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 _LEAST_BYTES = 16 * 2**20  # packing less takes no longer than finding it
 _SAMPLE = (48, 160)
-_CODE = (Path(private_cache.__file__).parent, Path(__file__).parent)
+_CODE = (Path(paged_kernels.__file__).parent, Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class StepSpans:
         changes_rows = result.error.status != InvalidArgument.status
         links: list[common_pb2.TraceContext] = []
         if changes_rows:
-            left = self._sequences.leave(wire_arrays.unpack(outputs.removed_rows, "removed_rows"))
+            removed_rows = outputs.removed_rows if self._sequences else b""
+            left = self._sequences.leave(wire_arrays.unpack(removed_rows, "removed_rows"))
             if (self._sequences.open(outputs, times) or left) and not cause and not self._comings.wait_s(1):
                 self._comings.take(1)
                 cause = "joins_or_leaves"

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paged_kernels.cpu_library import find_library, load_library
-from paged_kernels.private_cache import FileStamp, content_digest, keep_newest
 from tests.support.checkpoints import make_checkpoint
 from tests.support.tree import ROOT
 from worker_svc.device.devices import HOST
@@ -22,6 +21,7 @@ from worker_svc.invariance import FREE
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.kept_files import FileStamp, content_digest, keep_newest
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.settings import WorkerSettings
 

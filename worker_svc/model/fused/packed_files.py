@@ -18,7 +18,7 @@ import torch
 
 from paged_kernels.decoder import PackedForm, PackedWeights
 from paged_kernels.host_memory import file_bytes
-from paged_kernels.private_cache import complete_file, keep_newest
+from worker_svc.model.kept_files import complete_file, keep_newest
 
 log = logging.getLogger(__name__)
 

@@ -147,7 +147,7 @@ class MixedWaiting:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **builder.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
         status = state.cache.can_admit(live, hit, num_tokens)
-        if status is AllocStatus.NEVER:
+        if status is AllocStatus.NEVER:  # with a sliding window, by its first chunk
             give_up(group, state, builder)
             return AdmissionVerdict.REJECT
         if status is AllocStatus.LATER:

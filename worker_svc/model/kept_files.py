@@ -1,47 +1,21 @@
-"""A user's private cache: folders for what this machine makes once, files that appear complete, and digests of large files.
+"""Files that a worker keeps between starts: each complete or not there, the newest of them, and digests of large ones.
 
-Not what the files contain: cpu_library.py keeps compiled kernels here, a worker packed weights.
+Not what they contain: fused/packed_files.py.
 """
 
 import contextlib
 import hashlib
 import os
 import re
-import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-CACHE_VARIABLE = "QUIRE_CACHE_DIR"
 _SETTLED_NS = 2 * 10**9
 _DIGEST = re.compile("[0-9a-f]{64}")
-
-
-class UnusableCache(Exception):
-    """A folder of the cache cannot be used; the message says why and what to do."""
-
-
-def private_folder(environ: Mapping[str, str], name: str) -> Path:
-    """The folder `name` of the private cache. Code and weights are loaded from it, so no other user may have write access.
-
-    Raises UnusableCache.
-    """
-    base = environ.get(CACHE_VARIABLE) or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "quire")
-    to_do = f"set {CACHE_VARIABLE} to a private folder"
-    try:
-        folder = Path(base).expanduser() / name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state = folder.stat()
-    except (OSError, RuntimeError) as error:
-        raise UnusableCache(f"cannot create the cache folder: {error}; {to_do}") from error
-    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UnusableCache(f"{folder} is owned or writable by another user; {to_do}")
-    if not os.access(folder, os.W_OK):
-        raise UnusableCache(f"{folder} is not writable; {to_do}")
-    return folder
 
 
 @contextlib.contextmanager
