@@ -53,6 +53,7 @@ DISTURBED = [
 ]  # fmt: skip
 TIGHT = Setting("drafts and swap", modes=frozenset({"swap"}), has_drafts=True)
 """That of the fixture `tight`."""
+_ATTEMPTS = 5
 
 
 def run(setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
@@ -62,14 +63,21 @@ def run(setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
 
 
 def run_on(stack: LocalStack, setting: Setting, wanted: list[Ask]) -> tuple[Outputs, str]:
-    """Outputs, and what the step log shows: that the setting was as disturbing as it is meant to be."""
+    """Outputs, and what the step log shows: that the setting was as disturbing as it is meant to be.
+
+    On a busy machine requests may come so far apart that all find room: they are asked again then, for the same outputs.
+    """
     first = last_step(stack.admin_address)
-    outputs = schema_requests.run(stack.grpc_address, wanted)
-    log = steps_since(stack.admin_address, first)
-    pool = blocks(stack.admin_address)["gpu"]
-    assert pool["free"] == pool["total"]
+    outputs, left, log = schema_requests.run(stack.grpc_address, wanted), Counter[str](), list[dict[str, Any]]()
+    for _ in range(_ATTEMPTS):
+        log = steps_since(stack.admin_address, first)
+        pool = blocks(stack.admin_address)["gpu"]
+        assert pool["free"] == pool["total"]
+        left = Counter(mode for step in log for _, mode in step["preempted"])
+        if left.keys() >= setting.modes:
+            break
+        assert schema_requests.run(stack.grpc_address, wanted) == outputs
     counts = schema_requests.check(wanted, outputs)
-    left = Counter(mode for step in log for _, mode in step["preempted"])
     num_accepted = sum(len(drawn) - 1 for step in log for drawn in step["sampled"].values() if drawn)
     assert left.keys() >= setting.modes, f"{setting.name}: the pool was to force it"
     assert (num_accepted > 0) == setting.has_drafts, setting.name
