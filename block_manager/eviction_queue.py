@@ -29,10 +29,11 @@ class EvictionQueue:
         return self._len
 
     def __iter__(self) -> Iterator[int]:
-        block = self._next[self._end]
-        while block != self._end:
+        following, end = self._next, self._end
+        block = following[end]
+        while block != end:
             yield block
-            block = self._next[block]
+            block = following[block]
 
     def pop_many(self, count: int) -> list[int]:
         """Remove and return the first `count` blocks, which must exist."""

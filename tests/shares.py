@@ -34,6 +34,7 @@ ALL = {
     "kernels": (
         *("tests/kernels", "tests/worker", "tests/quire/offline"),
         *("tests/benchmarks/test_gpu_benchmark.py", "tests/benchmarks/test_perplexity.py"),
+        *("tests/benchmarks/compare/test_compare_workloads.py", "tests/quire_tools/test_cli_doctor.py"),
         *("tests/quire_tools/test_cli_convert.py", "tests/quire_tools/test_cli_plan.py"),
         *("tests/gateway/text/test_chat_families.py", "tests/gateway/text/test_chat_template.py"),
     ),

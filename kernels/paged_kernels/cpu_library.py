@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
@@ -152,12 +153,17 @@ def private_folder(environ: Mapping[str, str], name: str) -> Path:
 
 
 def _key(compiler: str, flags: Sequence[str]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
     sources = [file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in {".cpp", ".h"}]
-    parts = [*sources, " ".join(flags).encode(), compiler.encode(), version, _processor().encode()]
+    parts = [*sources, " ".join(flags).encode(), compiler.encode(), _version(compiler), _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
+@cache
+def _version(compiler: str) -> bytes:
+    return subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
+
+
+@cache
 def _processor() -> str:
     """What -march=native depends on: the machine and its processor's features."""
     words = [platform.machine()]

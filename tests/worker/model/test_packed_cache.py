@@ -18,15 +18,16 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.tree import ROOT
 from worker_svc.device.devices import HOST
 from worker_svc.invariance import FREE
+from worker_svc.model import packed_cache
 from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.fused.packed_files import PackedFiles, Packs
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.kept_files import FileStamp, content_digest, keep_newest
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.settings import WorkerSettings
 
-# Large enough to be kept.
-SIZES = {"hidden_size": 256, "intermediate_size": 3072, "num_hidden_layers": 4}
+SIZES = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
 TOKENS = [(7 + 31 * i) % 500 for i in range(30)]
 
 
@@ -38,7 +39,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of packed weights, empty; compiled kernels stay where they are."""
+    """The folder of packed weights, empty, for models of any size; compiled kernels stay where they are."""
+    monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 0)
     load_library(os.environ, lambda _: None)
     monkeypatch.setenv("QUIRE_KERNEL_LIBRARY", str(find_library(os.environ).path))
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
@@ -111,6 +113,25 @@ def test_modules_of_other_decoders(tmp_path, family):
     assert torch.equal(logits_of(first), logits_of(second))
 
 
+def test_two_starts_at_once(path, folder, monkeypatch):
+    """Another start finds nothing, packs and keeps while the first one packs: a third start maps what is left."""
+    save, others = PackedFiles.save, []
+
+    def save_late(files: PackedFiles, key: str, packs: Packs) -> None:
+        monkeypatch.setattr(PackedFiles, "save", save)
+        others.append(loaded(path))
+        save(files, key, packs)
+
+    monkeypatch.setattr(PackedFiles, "save", save_late)
+    first, [other], third = loaded(path), others, loaded(path)
+    assert [is_mapped(model) for model in (first, other, third)] == [False, False, True]
+    assert torch.equal(logits_of(first), logits_of(third))
+    assert torch.equal(logits_of(other), logits_of(third))
+    assert len(list(folder.glob("*.packed"))) == 1
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.long
 def test_two_processes_at_once(path, folder):
     """Both start on an empty folder, and one file is left that a third start maps."""
     script = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'kernels')]}\n"
@@ -194,15 +215,16 @@ def test_other_weights_at_the_same_path(tmp_path, folder):
     assert len(packed_files(folder)) == 2
 
 
-def test_only_what_was_checked_is_kept(tmp_path, folder):
+def test_only_what_was_checked_is_kept(tmp_path, folder, monkeypatch):
     """Decoders that do not run as a program are not compared with their modules; small models and full weights are packed in no
     time."""
     loaded(
-        make_checkpoint("gpt_neox", tmp_path / "large", hidden_size=256, intermediate_size=4_096, num_hidden_layers=5)
+        make_checkpoint("gpt_neox", tmp_path / "large", hidden_size=128, intermediate_size=512, num_hidden_layers=2)
     )
     assert not packed_files(folder)
-    loaded(make_checkpoint("llama", tmp_path / "small"))
-    loaded(make_checkpoint("llama", tmp_path / "full", **SIZES), quantization="none")
+    loaded(path := make_checkpoint("llama", tmp_path / "full", **SIZES), quantization="none")
+    monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 16 * 2**20)
+    loaded(path)
     assert not packed_files(folder)
 
 
@@ -240,7 +262,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def test_no_room(path, folder, caplog):
     """Where a file cannot be written in full, one line says so and no part of it is left."""
-    with largest_file(2**20):
+    with largest_file(2**16):
         model = loaded(path)
     assert model.model.is_fused
     [line] = [record.getMessage() for record in caplog.records if "cannot be kept" in record.getMessage()]
