@@ -29,7 +29,7 @@ from svc_common import garbage
 from worker_svc import app as worker
 from worker_svc.settings import WorkerSettings
 
-_STOP_S = 30
+_STOP_S = 120
 _PORTS = {
     "worker": {"port": 0},
     "scheduler": {"port": 0, "admin_port": 0, "metrics_port": 0},

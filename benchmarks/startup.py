@@ -71,7 +71,7 @@ def up(model: str, environ: dict[str, str] | None = None, cwd: Path | None = Non
     finally:
         watchdog.cancel()
         process.terminate()
-        process.wait(30)
+        process.wait(_TIMEOUT_S)
         if process.stdout is not None:
             process.stdout.close()
 

@@ -28,9 +28,7 @@ QUICK = {
 # "e2e", "engine" and "kernels" alone.
 ALL = {
     "e2e": ("tests/e2e",),
-    "scheduler": ("tests/scheduler", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
     "engine": ("tests/worker/engine", "tests/worker/model", "tests/worker/adapters"),
-    "quire": (),
     "kernels": (
         *("tests/kernels", "tests/worker", "tests/quire/offline"),
         *("tests/benchmarks/test_gpu_benchmark.py", "tests/benchmarks/test_perplexity.py"),
@@ -38,12 +36,12 @@ ALL = {
         *("tests/quire_tools/test_cli_convert.py", "tests/quire_tools/test_cli_plan.py"),
         *("tests/gateway/text/test_chat_families.py", "tests/gateway/text/test_chat_template.py"),
     ),
-    "benchmarks": ("tests/benchmarks", "tests/traces", "tests/fuzz"),
+    "scheduler": ("tests/scheduler", "tests/quire_tools/replay", "tests/quire_tools/simulation"),
+    "quire": (),
     "gateway": ("tests/gateway",),
-    "core": (
-        *("tests/core", "tests/block_manager", "tests/golden", "tests/simulation"),
-        *("tests/repo", "tests/svc_common", "tests/install"),
-    ),
+    "benchmarks": ("tests/benchmarks", "tests/traces", "tests/fuzz"),
+    "tree": ("tests/repo", "tests/svc_common", "tests/install", "tests/simulation"),
+    "core": ("tests/core", "tests/block_manager", "tests/golden"),
 }
 LONG = "long"
 TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}

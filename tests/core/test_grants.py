@@ -169,4 +169,4 @@ def test_lives_with_grants(policy: str, record_property: Record) -> None:
 @pytest.mark.parametrize("policy", GRANTING)
 def test_many_lives_with_grants(policy: str, record_property: Record) -> None:
     """The same in many more lives."""
-    record_property("size", _lives(policy, 300))
+    record_property("size", _lives(policy, 120))

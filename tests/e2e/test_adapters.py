@@ -38,12 +38,12 @@ class Served:
 
     def ask(self, name: str, params: SamplingParams = PARAMS) -> tuple[list[int], int | None]:
         """Tokens, and how many of the prompt's were found in the cache."""
-        output = self.client.generate(PROMPT, params, options=RequestOptions(model=name), timeout_s=60)
+        output = self.client.generate(PROMPT, params, options=RequestOptions(model=name), timeout_s=240)
         return list(output.outputs[0].token_ids), output.num_cached_tokens
 
     def stream(self, name: str) -> Iterator[object]:
         """A long answer."""
-        return iter(self.client.generate_stream(PROMPT, LONG, options=RequestOptions(model=name), timeout_s=60))
+        return iter(self.client.generate_stream(PROMPT, LONG, options=RequestOptions(model=name), timeout_s=240))
 
     def problems(self) -> dict[str, str]:
         """Why an adapter cannot be used, by name, as `quire adapters list` says it."""

@@ -218,9 +218,7 @@ def test_other_weights_at_the_same_path(tmp_path, folder):
 def test_only_what_was_checked_is_kept(tmp_path, folder, monkeypatch):
     """Decoders that do not run as a program are not compared with their modules; small models and full weights are packed in no
     time."""
-    loaded(
-        make_checkpoint("gpt_neox", tmp_path / "large", hidden_size=128, intermediate_size=512, num_hidden_layers=2)
-    )
+    loaded(make_checkpoint("gpt_neox", tmp_path / "large", hidden_size=128, intermediate_size=512, num_hidden_layers=2))
     assert not packed_files(folder)
     loaded(path := make_checkpoint("llama", tmp_path / "full", **SIZES), quantization="none")
     monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 16 * 2**20)
