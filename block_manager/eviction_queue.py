@@ -29,9 +29,8 @@ class EvictionQueue:
         return self._len
 
     def __iter__(self) -> Iterator[int]:
-        following, end = self._next, self._end
-        block = following[end]
-        while block != end:
+        following, block = self._next, self._next[self._end]
+        while block != self._end:
             yield block
             block = following[block]
 

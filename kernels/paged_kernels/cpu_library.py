@@ -118,13 +118,8 @@ def build(output: Path, command: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         made = Path(folder) / output.name
         try:
-            subprocess.run(
-                [*command, str(SOURCES / "library.cpp"), "-o", str(made)],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_BUILD_TIMEOUT_S,
-            )
+            compiling = [*command, str(SOURCES / "library.cpp"), "-o", str(made)]
+            subprocess.run(compiling, check=True, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
         except subprocess.CalledProcessError as error:
             raise NoCompiledKernels(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -152,18 +147,14 @@ def private_folder(environ: Mapping[str, str], name: str) -> Path:
     return folder
 
 
-def _key(compiler: str, flags: Sequence[str]) -> str:
+@cache
+def _key(compiler: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
     sources = [file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in {".cpp", ".h"}]
-    parts = [*sources, " ".join(flags).encode(), compiler.encode(), _version(compiler), _processor().encode()]
+    parts = [*sources, " ".join(flags).encode(), compiler.encode(), version, _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-@cache
-def _version(compiler: str) -> bytes:
-    return subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30).stdout
-
-
-@cache
 def _processor() -> str:
     """What -march=native depends on: the machine and its processor's features."""
     words = [platform.machine()]
