@@ -23,7 +23,7 @@ from benchmarks.compare.shapes import ModelShape
 from benchmarks.compare.workloads import Workload
 from quire.local_stack.processes import child_environment
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
