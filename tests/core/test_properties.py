@@ -104,7 +104,7 @@ def test_any_order_of_events(policy: str, record_property: Record) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_any_order_of_many_events(policy: str, record_property: Record) -> None:
     """The same in many more lives."""
-    record_property("size", live_in_any_order(policy, 250))
+    record_property("size", live_in_any_order(policy, 150))
 
 
 def live_for(policy: str, num_steps: int, first_seed: int) -> str:

@@ -11,7 +11,7 @@ from paged_kernels.triton_plan import Sharing, make_plans
 from tests.kernels.triton.cases import DEVICE, Problem, attend, distance, make_inputs, narrowed, random_problem
 
 KINDS = ("decode", "prefill", "mixed")
-QUICK, WHOLE = 2, 60
+QUICK, WHOLE = 2, 50
 
 
 def backend() -> TritonBackend:

@@ -11,7 +11,7 @@ from paged_kernels.triton_cache import TritonBlocks
 from tests.kernels.triton.cases import ALLOWED, BLOCK_SIZES, DEVICE, HEAD_DIMS
 from tests.kernels.triton.test_attention import Idle
 
-QUICK, WHOLE = 3, 60
+QUICK, WHOLE = 3, 50
 DTYPES = tuple(ALLOWED)
 
 

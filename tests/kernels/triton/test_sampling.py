@@ -12,7 +12,7 @@ from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
 from worker_svc.sampling import sampler
 
-QUICK, WHOLE = 2, 60
+QUICK, WHOLE = 2, 50
 ROWS = 8
 
 

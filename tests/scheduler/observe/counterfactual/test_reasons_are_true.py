@@ -108,7 +108,7 @@ def test_just_enough_lets_it_in_and_one_less_does_not(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_just_enough_lets_it_in_many(policy: str, record_property: Record) -> None:
     """The same for many."""
-    told = check(policy, 24, 10)
+    told = check(policy, 20, 10)
     hanging = {r: c for r, c in told.items() if Reason(r.removesuffix(" -")) in KEYS}
     named = sum(count for reason, count in hanging.items() if not reason.endswith("-"))
     record_property(
