@@ -21,10 +21,10 @@ from tests.traces.coverage import gaps, unexplained_share
 from tests.traces.serving import exporting, gateway, post
 
 MOST = 0.05
-_NUM_TOKENS = 60
-"""A second's work of a simulated worker, in few steps: what a step costs here is not what is looked at."""
+_NUM_TOKENS = 250
+"""A second's work of a simulated worker."""
 _LENGTH = {"max_tokens": _NUM_TOKENS, "ignore_eos": True}
-WORKER = {"time_scale": 1.0, "step_base_s": 0.016, "num_gpu_blocks": 512}
+WORKER = {"time_scale": 1.0, "num_gpu_blocks": 512}
 _ROUNDS = 3
 """Another process may take the machine away in any of them: the first that is explained counts."""
 Ask = Callable[[tuple[str, ...], str], Any]

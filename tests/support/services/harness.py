@@ -124,7 +124,7 @@ def _serve_scheduler(
     worker_addresses: tuple[str, ...], values: dict[str, Any], ready: Callable[..., None], stop: asyncio.Event
 ) -> Coroutine[Any, Any, None]:
     ports = {name: fresh_port() for name in ("port", "admin_port", "metrics_port")}
-    defaults = {**ports, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 4}
+    defaults = {**ports, "drain_s": 0.0, "reconnect_backoff_s": 0.2, "integrity_check_every": 1}
     settings = SchedulerSettings(workers=worker_addresses, **{**defaults, **values})
     return app.serve(settings, on_ready=ready, stop=stop)
 

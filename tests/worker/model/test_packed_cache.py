@@ -135,7 +135,10 @@ def test_two_starts_at_once(path, folder, monkeypatch):
 def test_two_processes_at_once(path, folder):
     """Both start on an empty folder, and one file is left that a third start maps."""
     script = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'kernels')]}\n"
-    script += "from pathlib import Path\nfrom tests.worker.model.test_packed_cache import loaded, logits_of\n"
+    script += (
+        "from pathlib import Path\nfrom tests.worker.model.test_packed_cache import loaded, logits_of, packed_cache\n"
+    )
+    script += "packed_cache._LEAST_BYTES = 0\n"
     script += f"print(logits_of(loaded(Path({str(path)!r}), quantization='int8')).double().sum().item())"
     processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found = {process.communicate(timeout=300)[0] for process in processes}
