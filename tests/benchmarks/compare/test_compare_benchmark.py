@@ -48,7 +48,7 @@ def test_quire_alone(tmp_path: Path) -> None:
     arguments += [part for size in sizes for part in ("--set", size)]
     command = [sys.executable, "-m", "benchmarks.compare", *arguments, "--plot", str(picture)]
     environ = child_environment(os.environ)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1_200, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=2_400, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
     result = json.loads(out.read_text(encoding="utf-8"))
     assert len(result["runs"]) == 3 * 6 and not any(run["failed"] for run in result["runs"])

@@ -57,10 +57,10 @@ def question(name: str, episode: WaitEpisode) -> WaitQuestion:
     return WaitQuestion(name, episode.sample, episode.from_step, episode.reason.value, head)
 
 
-def lets_in(segments: Sequence[RecordingSegment], name: str, sample: int, step: int, values: dict[str, Value]) -> bool:
+def lets_in(past: PastStep, name: str, sample: int, values: dict[str, Value]) -> bool:
     """It starts, or comes back, in a plan of that step."""
     try:
-        plans = PastStep.at(segments, step)(values)
+        plans = past(values)
     except ConfigError:
         return False
     events = [e for plan in plans for e in plan.events if (e.request_id, e.sample) == (name, sample)]
@@ -74,20 +74,20 @@ def check(policy: str, num_lives: int, num_waits: int) -> Counter[str]:
         life, rng = explained(policy, seed), random.Random(seed)
         segments = life.segments()
         all_waits = waits(life)
-        for name, episode in rng.sample(all_waits, min(num_waits, len(all_waits))):
-            asked = question(name, episode)
-            [needs] = wait_questions.answer(segments, [asked])
+        picked = rng.sample(all_waits, min(num_waits, len(all_waits)))
+        questions = [question(name, episode) for name, episode in picked]
+        steps = dict(PastStep.at_each(segments, [asked.step for asked in questions]))
+        answers = wait_questions.answer(segments, questions)
+        for (name, episode), asked, needs in zip(picked, questions, answers, strict=True):
+            past = steps[asked.step]
+            assert isinstance(past, PastStep), past
             reason = Reason(asked.head_reason or asked.reason)
             told[f"{reason.value}{'' if needs else ' -'}"] += 1
             for key, value in needs.items():
-                assert lets_in(segments, name, episode.sample, episode.from_step, needs), (seed, asked, needs)
+                assert lets_in(past, name, episode.sample, needs), (seed, asked, needs)
                 if isinstance(value, int):
                     less = value + 1 if key == "watermark_blocks" else value - 1
-                    assert not lets_in(segments, name, episode.sample, episode.from_step, {**needs, key: less}), (
-                        seed,
-                        asked,
-                        needs,
-                    )
+                    assert not lets_in(past, name, episode.sample, {**needs, key: less}), (seed, asked, needs)
     return told
 
 
