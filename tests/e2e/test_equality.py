@@ -16,10 +16,12 @@ from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.support.checkpoints import FAMILIES, make_checkpoint
-from tests.support.stack.oracle import Expected, Job, expected, mixed_jobs
+from tests.support.stack.oracle import Expected, Job, expected, greedy_after, mixed_jobs
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4
+# Outputs of as many requests are made by `generate`; those of the others are checked in one pass each, which is ten times faster.
+_GENERATED = 16
 # 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
 # others to end.
 _TIGHT = {
@@ -57,12 +59,14 @@ def _compare(name: str, count: int, folder: Path) -> str:
 
 
 def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> str:
-    wanted = [expected(path, job) for job in jobs]
+    wanted = [expected(path, job) for job in jobs[:_GENERATED]]
     with Client(stack.grpc_address) as client:
-        for job, want in list(zip(jobs, wanted, strict=True))[:3]:
+        for job, want in list(zip(jobs, wanted, strict=False))[:3]:
             _check(_ask(client, job), want)
         with ThreadPoolExecutor(len(jobs)) as pool:
             outputs = list(pool.map(lambda job: _ask(client, job), jobs))
+        for output, job in list(zip(outputs, jobs, strict=True))[_GENERATED:]:
+            wanted.append(greedy_after(path, job, output.outputs[0].token_ids))
         for output, want in zip(outputs, wanted, strict=True):
             _check(output, want)
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"

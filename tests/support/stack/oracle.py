@@ -63,6 +63,20 @@ def expected(path: Path, job: Job) -> Expected:
     return Expected(tokens, logprobs)
 
 
+def greedy_after(path: Path, job: Job, token_ids: list[int]) -> Expected:
+    """The likeliest token in every place of an output, in one pass: `expected(path, job)` if these tokens are that output.
+
+    If they are not, the first that differs does so here too.
+    """
+    import torch
+
+    inputs = torch.tensor([[*job.prompt, *token_ids[: job.max_tokens - 1]]])
+    with torch.inference_mode():
+        rows = torch.log_softmax(_model(path)(inputs).logits[0, len(job.prompt) - 1 :].float(), -1)
+    logprobs, tokens = rows.max(-1)
+    return Expected(tokens.tolist(), logprobs.tolist())
+
+
 def beams(path: Path, job: Job, width: int = 4) -> list[list[int]]:
     """The hypotheses of `generate(num_beams=width)`, best first, all of full length."""
     import torch
