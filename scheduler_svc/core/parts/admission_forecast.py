@@ -19,6 +19,8 @@ Ints = NDArray[np.int64]
 _RISE = 0.1
 _FALL = 0.002
 _MOST_CAUTION = 1.0
+_ROUNDING = 1e-3
+"""Blocks; more than sums of the same numbers in different orders differ by."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,11 @@ class BlockDemand:
             first, end = first + int(equal.searchsorted(key)), first + int(equal.searchsorted(key, "right"))
         return np.insert(order, end, len(order))
 
+    def growth(self, block_size: int) -> float:
+        """Upper bound on the blocks by which the groups grow, as if none ended before another."""
+        grown = (self.tokens + self.width * self.remaining) / block_size - self.blocks + self.width / 2
+        return float(np.maximum(0.0, grown).sum())
+
     def peak(self, num_used: int, block_size: int) -> float:
         """Peak number of blocks in use from now on, given `num_used` now: the maximum just before each group ends."""
         # Sorted by all fields, so that the order in which groups were examined makes no difference.
@@ -77,6 +84,8 @@ class PeakForecastAdmission(OpenGate):
 
     A group that would run alone always enters, and so does one for which others were just preempted. The check
     is a forecast; whether the blocks of this step are available is up to the cache rules.
+
+    The peak is computed only where the pool would be too small for all groups to grow to their ends at once.
     """
 
     MEMORY = ("_caution", "_num_lost", "_num_ended")
@@ -86,7 +95,9 @@ class PeakForecastAdmission(OpenGate):
         self._num_lost = self._num_ended = 0
         self._draft: PlanBuilder | None = None
         self._demand: BlockDemand | None = None
+        self._admitted: list[BlockDemand] = []
         self._num_used = 0
+        self._most_used = 0.0
 
     def check(self, group: Group, state: CoreState, builder: PlanBuilder) -> AdmissionVerdict:
         """STOP if the forecast peak exceeds the capacity."""
@@ -94,10 +105,17 @@ class PeakForecastAdmission(OpenGate):
             return AdmissionVerdict.ENTER
         size = state.limits.block_size
         capacity = state.cache.capacity_tokens // size - state.cache.watermark_blocks
-        demand = self._running(state, builder, capacity) + self._of([group], state)
+        demand, mine = self._running(state, builder, capacity), self._of([group], state)
+        most_used = self._most_used + mine.growth(size)
+        if most_used < capacity - _ROUNDING:
+            self._admitted.append(mine)
+            self._most_used = most_used
+            return AdmissionVerdict.ENTER
+        for one in (*self._admitted, mine):
+            demand += one
         peak = demand.peak(self._num_used, size)
         if peak <= capacity:
-            self._demand = demand
+            self._demand, self._admitted, self._most_used = demand, [], peak
             return AdmissionVerdict.ENTER
         state.journal.stop(group, Reason.RESERVED, need=math.ceil(peak), capacity=capacity)
         return AdmissionVerdict.STOP
@@ -107,7 +125,7 @@ class PeakForecastAdmission(OpenGate):
         self._draft = self._demand = None
 
     def _running(self, state: CoreState, builder: PlanBuilder, capacity: int) -> BlockDemand:
-        """Demand of the groups running at the first check of the step and of those admitted since."""
+        """Demand of the groups running at the first check of the step, and of those admitted since but for `_admitted`."""
         if self._demand is None or self._draft is not builder:
             self._draft = builder
             self._learn(state)
@@ -118,6 +136,8 @@ class PeakForecastAdmission(OpenGate):
             held = float(np.sum(self._demand.blocks))
             # Shared blocks are in several tables: each holder is assumed to free its part.
             self._demand.own = self._demand.blocks * (min(1.0, self._num_used / held) if held else 0.0)
+            self._admitted = []
+            self._most_used = self._num_used + self._demand.growth(state.limits.block_size)
         return self._demand
 
     def _learn(self, state: CoreState) -> None:

@@ -1,6 +1,7 @@
 """Admission by forecast peak usage: prompts wait while running requests are expected to need the blocks; fewer tokens are lost."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,38 @@ def test_the_peak_is_when_the_next_to_end_is_at_its_end() -> None:
     assert demand.peak(4, 4) == 4 + 2 + 2 + 2 / 2
     alone = BlockDemand(floats(8), floats(2), floats(2), floats(16), floats(1))
     assert alone.peak(2, 4) == 2 + 4 + 1 / 2
+
+
+def test_the_peak_is_at_most_what_all_grow_to() -> None:
+    """Random groups, with one after another added, as a step admits them."""
+    draw = np.random.default_rng(3)
+    for _ in range(200):
+        count, size = int(draw.integers(1, 12)), int(draw.choice([1, 4, 16]))
+        tokens, remaining = draw.integers(1, 90, count).astype(float), draw.uniform(1, 90, count)
+        blocks = np.ceil(tokens / size) - draw.integers(0, 2, count)
+        groups = [
+            BlockDemand(*(floats(values[i]) for values in (tokens, blocks, blocks / 2, remaining)), floats(1 + i % 3))
+            for i in range(count)
+        ]
+        all_of_them, bound = groups[0], 40 + groups[0].growth(size)
+        for group in groups[1:]:
+            assert all_of_them.peak(40, size) <= bound + 1e-9
+            all_of_them, bound = all_of_them + group, bound + group.growth(size)
+
+
+def test_a_peak_that_is_not_computed_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests, with the peak computed for each prompt."""
+    given, peak, computed = ("quire", "bursts", 50.0, 60, 1_200), BlockDemand.peak, list[float]()
+
+    def counted(*args: Any) -> float:
+        computed.append(peak(*args))
+        return computed[-1]
+
+    monkeypatch.setattr(BlockDemand, "peak", counted)
+    bounded, num_computed = simulate(*given), len(computed)
+    monkeypatch.setattr(BlockDemand, "growth", lambda *_: float("inf"))
+    assert simulate(*given) == bounded and bounded.num_done == 60
+    assert 0 < num_computed < len(computed) - num_computed
 
 
 def test_a_prompt_waits_for_those_that_will_need_the_blocks_and_says_so() -> None:
