@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+import grpc.aio
+
 from svc_common.errors import QuireError
 from svc_common.observability import log_context
 from svc_common.observability.log_context import LogContext
@@ -29,6 +31,7 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.memory"
 """Loggers that operators see even at the default level, WARNING; an explicit level applies to these too."""
 _DEFAULT_LEVEL = "WARNING"
+_GRPC_LOGGER = "grpc._cython.cygrpc"
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -112,6 +115,12 @@ def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "
     logging.captureWarnings(form is LogFormat.JSON)
     for name in (STATS_LOGGER, MEMORY_LOGGER) if level is None else ():
         logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_departure)
+
+
+def _is_no_departure(record: logging.LogRecord) -> bool:
+    """False for what gRPC reports as an error if a client leaves just when a message to it is written."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

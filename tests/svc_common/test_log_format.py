@@ -15,7 +15,9 @@ from tests.support.tree import ROOT
 
 _PROGRAM = """
 import asyncio
+import logging
 import sys
+import grpc.aio
 from quire.cli.serving import service
 from svc_common.net import rpc
 from svc_common.observability.log_format import LogFormat
@@ -37,6 +39,9 @@ async def serve():
         look_up("kanarien" + "vogel7f3a")
     except ValueError as error:
         print(rpc.hide(error).metadata["error_id"])
+    of_grpc = logging.getLogger("grpc._cython.cygrpc")
+    of_grpc.error("a batch failed", exc_info=grpc.aio.InternalError("written to a client that left"))
+    of_grpc.error("a port is broken", exc_info=grpc.aio.UsageError("wrong"))
     task = asyncio.create_task(forgotten("kanarien" + "vogel7f3a"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -60,6 +65,7 @@ def test_a_service_logs_a_bug_without_what_it_quotes() -> None:
     assert "the direct cause of the following exception" in said
     assert len(re.findall(r'File "<string>", line \d+, in look_up', said)) == 4
     assert "asyncio: Task exception was never retrieved" in said
+    assert "a port is broken" in said and "a batch failed" not in said, "clients may leave at any time"
 
 
 def _written(error: BaseException) -> str:
@@ -88,10 +94,12 @@ def test_as_json_every_line_is_an_object() -> None:
     assert CANARY not in done.stderr
     assert [(line["level"], line["service"], line["logger"]) for line in lines] == [
         ("ERROR", "gateway", "svc_common.net.rpc"),
+        ("ERROR", "gateway", "grpc._cython.cygrpc"),
         ("ERROR", "gateway", "svc_common.observability.log_format"),
     ]
     assert lines[0]["message"] == f"internal error {done.stdout.strip()}"
-    assert all(line["exception"].count("ValueError: (what it says is left out") == 1 for line in lines)
+    bugs = [line["exception"] for line in lines if line["logger"].startswith("svc_common.")]
+    assert all(exception.count("ValueError: (what it says is left out") == 1 for exception in bugs)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", line["time"]) for line in lines)
 
 
