@@ -22,3 +22,8 @@ def settle() -> None:
     collect_rarely()
     gc.collect()
     gc.freeze()
+
+
+def unsettle() -> None:
+    """Let the end of the process collect them again, without which some libraries report leaks there."""
+    gc.unfreeze()

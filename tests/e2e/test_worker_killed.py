@@ -121,7 +121,7 @@ def test_whatever_else_befalls_a_worker(tmp_path: Path, record_property: Record)
 
         num_requests, num_tokens = kill_requests.repeat(address, cases, expected, befall)
     assert killer.counts == {LOSS: 1, POISON: 5} and len(running.deaths) == 7
-    assert sum("ended with status 1: the engine is lost" in death for death in running.deaths) == 1
+    assert sum("ended with status 1: the engine is lost" in death for death in running.deaths) == 1, running.deaths
     record_property(
         "size", f"other ends of a worker, models/tiny: {num_requests} requests, {num_tokens} tokens, as ever"
     )

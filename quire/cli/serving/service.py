@@ -44,7 +44,10 @@ def run(
     log_format.set_up(level.upper() if level else None, log_form, name)
     if stop_with_stdin:
         threading.Thread(target=_stop_when_stdin_closes, name="stop-with-stdin", daemon=True).start()
-    asyncio.run(_quietly(service))
+    try:
+        asyncio.run(_quietly(service))
+    finally:
+        garbage.unsettle()
 
 
 def leave() -> None:
