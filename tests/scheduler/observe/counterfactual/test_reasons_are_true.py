@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,6 @@ from scheduler_svc.observe.counterfactual import wait_questions
 from scheduler_svc.observe.counterfactual.past_step import PastStep
 from scheduler_svc.observe.counterfactual.search import Value
 from scheduler_svc.observe.counterfactual.wait_questions import WaitQuestion
-from scheduler_svc.observe.recording.segment_buffer import RecordingSegment
 from scheduler_svc.observe.timelines import Timelines, WaitEpisode
 from svc_common.errors import ConfigError
 from tests.support.core.preset_lives import happen
