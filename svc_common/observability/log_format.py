@@ -31,7 +31,6 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 STATS_LOGGER, MEMORY_LOGGER = "quire.stats", "quire.memory"
 """Loggers that operators see even at the default level, WARNING; an explicit level applies to these too."""
 _DEFAULT_LEVEL = "WARNING"
-_GRPC_LOGGER = "grpc._cython.cygrpc"
 
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -111,16 +110,17 @@ def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "
     handler.setFormatter(
         JsonFormatter(service) if form is LogFormat.JSON else DiscreetFormatter("%(levelname)s %(name)s: %(message)s")
     )
+    handler.addFilter(_is_no_departure)
     logging.basicConfig(level=level or _DEFAULT_LEVEL, handlers=[handler])
     logging.captureWarnings(form is LogFormat.JSON)
     for name in (STATS_LOGGER, MEMORY_LOGGER) if level is None else ():
         logging.getLogger(name).setLevel(logging.INFO)
-    logging.getLogger(_GRPC_LOGGER).addFilter(_is_no_departure)
 
 
 def _is_no_departure(record: logging.LogRecord) -> bool:
     """False for what gRPC reports as an error if a client leaves just when a message to it is written."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name.startswith("grpc.") and isinstance(error, grpc.aio.InternalError))
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
