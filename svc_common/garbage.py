@@ -25,5 +25,5 @@ def settle() -> None:
 
 
 def unsettle() -> None:
-    """Let the end of the process collect them again, without which some libraries report leaks there."""
+    """Collect them again, at the end of the process: some libraries report what was not collected by then as leaked."""
     gc.unfreeze()

@@ -61,7 +61,7 @@ def _compare(name: str, count: int, folder: Path) -> str:
 def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> str:
     wanted = [expected(path, job) for job in jobs[:_GENERATED]]
     with Client(stack.grpc_address) as client:
-        for job, want in list(zip(jobs, wanted, strict=False))[:3]:
+        for job, want in zip(jobs[:3], wanted[:3], strict=True):
             _check(_ask(client, job), want)
         with ThreadPoolExecutor(len(jobs)) as pool:
             outputs = list(pool.map(lambda job: _ask(client, job), jobs))

@@ -144,9 +144,9 @@ def _delay_scene(stack: TourStack, names: list[str]) -> Scene:
             ),
             Check(
                 "the 2nd starts when it waited longer, then the 3rd",
-                # The 3rd came later; should that matter, the 2nd's own short latency then counts for it.
+                # The 3rd arrived later: at the next step at the latest, the delay is that of the 2nd, a short prompt.
                 numbers["waited_s"] <= numbers["delay_s"] <= waited_s + _CLOCKS_S and 0 <= behind <= 1,
-                f"refused at {numbers['waited_s']:.3f} s, started at {waited_s:.3f} s, {behind} step later",
+                f"refused at {numbers['waited_s']:.3f} s, started at {waited_s:.3f} s, the 3rd {behind} steps later",
             ),
         ],
     )

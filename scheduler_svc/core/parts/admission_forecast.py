@@ -122,7 +122,7 @@ class PeakForecastAdmission(OpenGate):
 
     def close(self, num_started: int) -> None:
         """Drop the demand computed for this step."""
-        self._draft = self._demand = None
+        self._draft, self._demand, self._admitted = None, None, []
 
     def _running(self, state: CoreState, builder: PlanBuilder, capacity: int) -> BlockDemand:
         """Demand of the groups running at the first check of the step, and of those admitted since but for `_admitted`."""

@@ -64,9 +64,10 @@ def expected(path: Path, job: Job) -> Expected:
 
 
 def greedy_after(path: Path, job: Job, token_ids: list[int]) -> Expected:
-    """The likeliest token in every place of an output, in one pass: `expected(path, job)` if these tokens are that output.
+    """The likeliest token at each position after the prompt, given the tokens before it: one pass over prompt and output.
 
-    If they are not, the first that differs does so here too.
+    It equals the output exactly if that is what greedy generation gives, `expected(path, job)`, since the first token that differs
+    from it follows the same tokens.
     """
     import torch
 
