@@ -94,8 +94,8 @@ class WorkerSettings(ShellSettings):
     fuse: bool = True
     """Run the decoder as one program over packed weights where its build is known; CPU only."""
     weight_cache: bool = True
-    """Keep weights that `quantization` rounded in a private folder, ~/.cache/quire/weights or QUIRE_CACHE_DIR/weights, which the
-    next start maps; CPU only."""
+    """Keep packed integers (of `quantization`, or of a quantized checkpoint) in a private folder, ~/.cache/quire/weights or
+    QUIRE_CACHE_DIR/weights, which the next start maps; CPU only."""
     mask_budget_ms: Annotated[float, Field(gt=0)] = 10.0
     """CPU milliseconds that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256

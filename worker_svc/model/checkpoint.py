@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -231,11 +232,12 @@ def load_model(
     attention: str,
     progress: Progress,
     device: torch.device | None = None,
+    left_out: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[PreTrainedModel, WeightOf]:
     """Load the model with its weights, for inference; and the form in which these were stored, for packing.
 
     `attention`: name registered with transformers' AttentionInterface. `device`: each weight is moved there
-    as it is read, so that the host never holds more than a few; None = the host.
+    as it is read, so that the host never holds more than a few; None = the host. `left_out`: see `OnDemand`.
     """
     weight_of: WeightOf = plain_weight
     try:
@@ -243,7 +245,7 @@ def load_model(
             model, missing = _loaded_by_transformers(checkpoint, cls, dtype, attention, progress, device)
         else:
             model, missing, weight_of = _loaded_by(
-                checkpoint.reader, checkpoint, cls, dtype, attention, progress, device
+                checkpoint.reader, checkpoint, cls, dtype, attention, progress, device, left_out
             )
     except UnsupportedWeights as error:
         raise _error("QUANTIZATION_UNSUPPORTED", checkpoint.path, f"{error}; {stored_weights.TO_DO}") from error
@@ -285,9 +287,10 @@ def _loaded_by(
     attention: str,
     progress: Progress,
     device: torch.device | None,
+    left_out: Mapping[str, tuple[int, int]],
 ) -> tuple[PreTrainedModel, list[str], WeightOf]:
     """The model, names of missing weights, and the stored form of the others."""
-    taken = OnDemand(reader.tensors(dtype), keeps=device is None)
+    taken = OnDemand(reader.tensors(dtype), keeps=device is None, dtype=dtype, left_out=left_out)
     try:
         with _reported(progress):
             model, notes = cls.from_pretrained(
@@ -304,7 +307,7 @@ def _loaded_by(
             raise taken.problem
     reader.finish(model)
     _check_biases(taken, notes["unexpected_keys"])
-    return model, sorted(notes["missing_keys"]), StoredForms(model, taken) if taken.forms else plain_weight
+    return model, sorted(notes["missing_keys"]), StoredForms(model, taken) if taken.forms or left_out else plain_weight
 
 
 def _check_biases(taken: OnDemand, unexpected: Collection[str]) -> None:

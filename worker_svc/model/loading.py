@@ -23,12 +23,11 @@ from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.device.devices import HOST, Device, Devices
 from worker_svc.engine import Progress
-from worker_svc.model import architecture, attention, bundle, checkpoint, memory, rotary
+from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
-from worker_svc.model.packed_cache import packed_cache
 from worker_svc.model.row_model import RowModel
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -148,17 +147,20 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     fast = decoder_kernels(kernels) if settings.fuse else None
     dtype = _with_integers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
-    cache = None if fast is None else packed_cache(found, settings, dtype, fast, os.environ)
+    cache = None if fast is None else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
 
     on_weights(0.0)
     where = _loaded_onto(device)
-    loaded, stored = checkpoint.load_model(found, cls, dtype, attention.register(), on_weights, where)
+    name = attention.register()
+    packs = () if cache is None else cache.find()
+    loaded, stored = checkpoint.load_model(found, cls, dtype, name, on_weights, where, packed_cache.shapes(packs))
+    if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
+        packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, name, on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
-    is_restored = fast is not None and cache is not None and cache.restore(loaded, fast)
     model = RowModel(loaded, kernels)
     calls = model.probe(max_model_len)
     sizes = {"block_size": settings.block_size, "max_model_len": max_model_len}
@@ -171,7 +173,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
             Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored),
             found.text_config.vocab_size,
         )
-        if cache is not None and model.is_fused and not is_restored:
+        if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
     limits = _limits(settings, found, max_model_len, dtype)
     limits.sliding_window = architecture.sliding_window(calls)

@@ -1,11 +1,11 @@
 """Packed weights kept between starts: what determines their bytes, and the modules that they belong to.
 
-Not the files themselves (fused/packed_files.py). Full weights, and quantized and GGUF checkpoints, are packed at every start.
+Not the files themselves (fused/packed_files.py). Only quantized weights are kept: full ones are packed in less time.
 """
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -20,15 +20,17 @@ from paged_kernels.cpu_library import UnusableCache, private_folder
 from paged_kernels.decoder import DecoderKernels, PackedWeights
 from paged_kernels.quantized import quantized
 from worker_svc.model.checkpoint import Checkpoint
-from worker_svc.model.fused.packed_files import PackedFiles, Packs
+from worker_svc.model.fused.packed_files import Pack, PackedFiles
 from worker_svc.model.fused.packed_linear import PackedLinear, joint_bias, views
 from worker_svc.model.kept_files import FileStamp, content_digest
+from worker_svc.model.weight_reader import is_left_out
 from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 _LEAST_BYTES = 16 * 2**20  # packing less takes no longer than finding it
 _SAMPLE = (48, 160)
+_STORED_FORMS = ((8, 32), (4, 32))
 _CODE = (Path(paged_kernels.__file__).parent, Path(__file__).parent)
 
 
@@ -40,24 +42,9 @@ class PackedCache:
     key: str
     stamps: Mapping[Path, FileStamp]
 
-    def restore(self, model: PreTrainedModel, kernels: DecoderKernels) -> bool:
-        """Replace the model's linear modules by ones with mapped weights. False, and no change, if there are none."""
-        found = self.files.load(self.key) if self._is_current() else None
-        if found is None:
-            return False
-        modules = dict(model.named_modules())
-        linears = {names: _linears(modules, names, weights) for names, weights in found.items()}
-        if not all(linears.values()):
-            log.warning("packed weights with key %s are not used: they do not fit the model's modules", self.key)
-            return False
-        head = model.get_output_embeddings()
-        for names, weights in found.items():
-            whole = replace(weights, bias=joint_bias(linears[names]))
-            columns = [linear.out_features for linear in linears[names]]
-            for name, view in zip(names, views(kernels, whole, columns, wide=linears[names] == [head]), strict=True):
-                parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, view)
-        return True
+    def find(self) -> Sequence[Pack]:
+        """Map the weights that were kept; none if there are none."""
+        return (self.files.load(self.key) if self._is_current() else None) or ()
 
     def save(self, model: PreTrainedModel) -> None:
         """Keep the packed weights of a model that was loaded from these files, unless they have changed meanwhile."""
@@ -68,12 +55,13 @@ class PackedCache:
         return all(file.exists() and FileStamp.of(file) == stamp for file, stamp in self.stamps.items())
 
 
-def packed_cache(
+def cache_of(
     found: Checkpoint, settings: WorkerSettings, dtype: torch.dtype, kernels: DecoderKernels, environ: Mapping[str, str]
 ) -> PackedCache | None:
     """The cache for a checkpoint computed in `dtype`; None if it is turned off, cannot be used, or is not worth it."""
-    is_packable = found.reader is None and kernels.packs(dtype, _SAMPLE[1])
-    if not (settings.weight_cache and settings.bits and is_packable) or found.loaded_bytes(dtype) < _LEAST_BYTES:
+    is_quantized = settings.bits or (found.reader is not None and found.reader.is_quantized)
+    is_worth_it = settings.weight_cache and is_quantized and found.loaded_bytes(dtype) >= _LEAST_BYTES
+    if not is_worth_it or not (kernels.packs(dtype, _SAMPLE[1]) and kernels.packs_quantized(dtype)):
         return None
     try:
         folder = private_folder(environ, "weights")
@@ -87,13 +75,47 @@ def packed_cache(
     return PackedCache(PackedFiles(folder), hashlib.sha256(b"".join(parts)).hexdigest(), stamps)
 
 
+def restored(model: PreTrainedModel, kernels: DecoderKernels, packs: Sequence[Pack]) -> bool:
+    """Replace the model's linear modules by ones with these weights. False if they do not fit: the model is of no use then."""
+    modules = dict(model.named_modules())
+    linears = [_linears(modules, pack) for pack in packs]
+    if all(linears):
+        _replace(model, kernels, packs, linears)
+        if not any(is_left_out(parameter) for parameter in model.parameters()):
+            return True
+    log.warning("packed weights are not used: they do not fit the model's modules")
+    return False
+
+
+def _replace(
+    model: PreTrainedModel, kernels: DecoderKernels, packs: Sequence[Pack], linears: Sequence[list[nn.Linear]]
+) -> None:
+    head = model.get_output_embeddings()
+    for pack, merged in zip(packs, linears, strict=True):
+        whole = replace(pack.weights, bias=joint_bias(merged))
+        for name, view in zip(pack.names, views(kernels, whole, pack.columns, wide=merged == [head]), strict=True):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, view)
+
+
+def shapes(packs: Sequence[Pack]) -> dict[str, tuple[int, int]]:
+    """Shapes [columns, depth] of the quantized weights in `packs`, by parameter: what need not be read from the checkpoint."""
+    return {
+        f"{name}.weight": (columns, pack.weights.depth)
+        for pack in packs
+        if pack.weights.form.stored != "plain"
+        for name, columns in zip(pack.names, pack.columns, strict=True)
+    }
+
+
 def _form(settings: WorkerSettings, dtype: torch.dtype, kernels: DecoderKernels) -> bytes:
-    """A small packed matrix: its bytes depend on the library's layout, which differs between processors, and on rounding."""
+    """Small packed matrices: their bytes depend on the library's layout, which differs between processors, and on rounding."""
     values = (torch.arange(prod(_SAMPLE)) * 7_919 % 1_009 - 504).view(_SAMPLE).to(dtype) / 64
-    packed = kernels.pack(quantized(values, settings.bits, settings.quantization_group), None)
-    return (
-        f"{dtype} {packed.form} {torch.__version__} {transformers.__version__}".encode() + packed.data.numpy().tobytes()
-    )
+    wanted = [(settings.bits, settings.quantization_group)] if settings.bits else _STORED_FORMS
+    packed = [kernels.pack(quantized(values, bits, group), None) for bits, group in wanted]
+    forms = " ".join(str(weights.form) for weights in packed)
+    about = f"{settings.quantization} {dtype} {forms} {torch.__version__} {transformers.__version__}"
+    return b"".join([about.encode(), *(weights.data.numpy().tobytes() for weights in packed)])
 
 
 def _code() -> list[bytes]:
@@ -108,19 +130,23 @@ def _descriptions(found: Checkpoint) -> list[bytes]:
     return [names.encode(), *(file.read_bytes() for file in beside)]
 
 
-def _linears(modules: Mapping[str, nn.Module], names: tuple[str, ...], weights: PackedWeights) -> list[nn.Linear]:
-    """The modules with these names; none if they are of another kind or size than the weights."""
-    found = [module for name in names if type(module := modules.get(name)) is nn.Linear]
-    fits = all((linear.in_features, linear.weight.dtype) == (weights.depth, weights.dtype) for linear in found)
-    fits = fits and sum(linear.out_features for linear in found) == weights.columns
-    return found if fits and len(found) == len(names) else []
+def _linears(modules: Mapping[str, nn.Module], pack: Pack) -> list[nn.Linear]:
+    """The modules that a pack replaces; none if they are of another kind or size."""
+    found = [module for name in pack.names if type(module := modules.get(name)) is nn.Linear]
+    is_alike = all(
+        (linear.in_features, linear.weight.dtype) == (pack.weights.depth, pack.weights.dtype) for linear in found
+    )
+    return found if is_alike and tuple(linear.out_features for linear in found) == pack.columns else []
 
 
-def _packs(model: nn.Module) -> Packs:
-    """Packed weights by the modules that are views of them, in the order of the columns."""
-    found: dict[int, tuple[PackedWeights, list[tuple[int, str]]]] = {}
+def _packs(model: nn.Module) -> list[Pack]:
+    """Packed weights with the modules that are views of them, in the order of the columns."""
+    found: dict[int, tuple[PackedWeights, list[tuple[int, str, int]]]] = {}
     for name, module in model.named_modules():
         if isinstance(module, PackedLinear):
-            place = module.weights.data.data_ptr(), name
+            place = module.weights.data.data_ptr(), name, module.out_features
             found.setdefault(id(module.whole), (module.whole, []))[1].append(place)
-    return {tuple(name for _, name in sorted(places)): whole for whole, places in found.values()}
+    return [
+        Pack(tuple(name for _, name, _ in sorted(places)), tuple(columns for _, _, columns in sorted(places)), whole)
+        for whole, places in found.values()
+    ]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -33,15 +34,32 @@ class WeightReader(Protocol):
         ...
 
 
+def is_left_out(parameter: torch.Tensor) -> bool:
+    """True if no weights were read for it, see `OnDemand`. Weights that begin with NaN are of no use either."""
+    return parameter.numel() > 0 and bool(parameter[(0,) * parameter.dim()].isnan())
+
+
 class OnDemand:
     """Tensors for transformers' loading, which are read when it takes them, like slices of a safetensors file.
 
     So a device gets each as it is read, and the host holds few. `keeps`: keep the quantized forms, and the
-    memory of their dequantized weights, to find the parameters that they have become.
+    memory of their dequantized weights, to find the parameters that they have become. `left_out`: shapes of
+    quantized weights that are not read, because the modules that have them are replaced: they are NaN of `dtype`.
     """
 
-    def __init__(self, tensors: Mapping[str, Callable[[], Value]], *, keeps: bool) -> None:
-        self.state = {name: _Taken(self, name, read) for name, read in tensors.items()}
+    def __init__(
+        self,
+        tensors: Mapping[str, Callable[[], Value]],
+        *,
+        keeps: bool,
+        dtype: torch.dtype,
+        left_out: Mapping[str, tuple[int, int]],
+    ) -> None:
+        nothing = torch.tensor(torch.nan, dtype=dtype)
+        reads = dict(tensors) | {
+            name: partial(nothing.expand, shape) for name, shape in left_out.items() if name in tensors
+        }
+        self.state = {name: _Taken(self, name, read) for name, read in reads.items()}
         self.forms: dict[str, tuple[torch.Tensor, QuantizedWeight]] = {}
         self.quantized: set[str] = set()
         self.problem: Exception | None = None

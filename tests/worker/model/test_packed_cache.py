@@ -20,7 +20,7 @@ from worker_svc.device.devices import HOST
 from worker_svc.invariance import FREE
 from worker_svc.model import packed_cache
 from worker_svc.model.dummy_batch import Chunk, pack
-from worker_svc.model.fused.packed_files import PackedFiles, Packs
+from worker_svc.model.fused.packed_files import Pack, PackedFiles
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.kept_files import FileStamp, content_digest, keep_newest
@@ -117,7 +117,7 @@ def test_two_starts_at_once(path, folder, monkeypatch):
     """Another start finds nothing, packs and keeps while the first one packs: a third start maps what is left."""
     save, others = PackedFiles.save, []
 
-    def save_late(files: PackedFiles, key: str, packs: Packs) -> None:
+    def save_late(files: PackedFiles, key: str, packs: list[Pack]) -> None:
         monkeypatch.setattr(PackedFiles, "save", save)
         others.append(loaded(path))
         save(files, key, packs)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,25 @@ from worker_svc.model.kept_files import complete_file, keep_newest
 
 log = logging.getLogger(__name__)
 
-Packs = Mapping[tuple[str, ...], PackedWeights]
-"""Packed weights by the names of the modules that they merge, in order. Biases are not stored."""
-
 MOST_BYTES = 32 * 2**30
 """Bytes of all files; those that were used longest ago are deleted."""
 _MOST_FILES = 256
-_FORMAT = "quire-packed-1"
+_FORMAT = "quire-packed-2"
 _FIRST_LINE = len(f"{_FORMAT} {'0' * 64} {'0' * 12}\n")
 _PAGE, _ALIGNMENT = 4096, 64
 _WORDS = _PAGE // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Packed weights, and the modules that they merge, side by side: their names, and how many columns each has.
+
+    Biases are not stored.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[int, ...]
+    weights: PackedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class PackedFiles:
 
     folder: Path
 
-    def load(self, key: str) -> Packs | None:
+    def load(self, key: str) -> Sequence[Pack] | None:
         """Map the weights that were saved under `key`; None if there are none that are whole."""
         path = self._path(key)
         try:
@@ -54,10 +63,10 @@ class PackedFiles:
         log.info("packed weights are mapped from %s", path)
         return found
 
-    def save(self, key: str, packs: Packs) -> None:
+    def save(self, key: str, packs: Sequence[Pack]) -> None:
         """Write the weights, unless they take more than half of what is free on the disk, or the whole cache."""
         try:
-            size = sum(_aligned(weights.data.nbytes, _ALIGNMENT) for weights in packs.values())
+            size = sum(_aligned(pack.weights.data.nbytes, _ALIGNMENT) for pack in packs)
             room = min(MOST_BYTES, shutil.disk_usage(self.folder).free // 2)
             if size > room:
                 log.info("packed weights are not kept: %d MiB, and there is room for %d", size >> 20, room >> 20)
@@ -78,26 +87,27 @@ def _aligned(count: int, to: int) -> int:
 # --- writing ------------------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, key: str, packs: Packs) -> None:
+def _write(path: Path, key: str, packs: Sequence[Pack]) -> None:
     entries: list[dict[str, Any]] = []
     end = 0
-    for names, weights in packs.items():
-        entries.append(_entry(names, weights, end))
-        end = _aligned(end + weights.data.nbytes, _ALIGNMENT)
+    for pack in packs:
+        entries.append(_entry(pack, end))
+        end = _aligned(end + pack.weights.data.nbytes, _ALIGNMENT)
     header = json.dumps({"key": key, "bytes": end, "weights": entries}).encode()
     begin = _aligned(_FIRST_LINE + len(header), _PAGE)
     with complete_file(path) as file:
         file.write(f"{_FORMAT} {hashlib.sha256(header).hexdigest()} {len(header):012}\n".encode() + header)
-        for entry, weights in zip(entries, packs.values(), strict=True):
+        for entry, pack in zip(entries, packs, strict=True):
             file.seek(begin + entry["begin"])
-            file.write(weights.data.numpy().data)
+            file.write(pack.weights.data.numpy().data)
         file.truncate(begin + end)
 
 
-def _entry(names: tuple[str, ...], weights: PackedWeights, begin: int) -> dict[str, Any]:
+def _entry(pack: Pack, begin: int) -> dict[str, Any]:
+    weights = pack.weights
     return {
-        "names": names,
-        "columns": weights.columns,
+        "names": pack.names,
+        "columns": pack.columns,
         "depth": weights.depth,
         "dtype": str(weights.dtype).removeprefix("torch."),
         "form": asdict(weights.form),
@@ -110,7 +120,7 @@ def _entry(names: tuple[str, ...], weights: PackedWeights, begin: int) -> dict[s
 # --- reading ------------------------------------------------------------------------------------------------------------
 
 
-def _mapped(path: Path, key: str) -> Packs:
+def _mapped(path: Path, key: str) -> list[Pack]:
     """Raises ValueError and others if the file is damaged or another one."""
     with path.open("rb") as file:
         name, digest, length = file.readline(_FIRST_LINE).decode("ascii").split()
@@ -123,15 +133,16 @@ def _mapped(path: Path, key: str) -> Packs:
     if found["key"] != key or len(data) != begin + found["bytes"]:
         raise ValueError(f"it has {len(data)} bytes or a key that do not fit its name")
     data = data[begin:]
-    return {tuple(entry["names"]): _weights(entry, data) for entry in found["weights"]}
+    return [_pack(entry, data) for entry in found["weights"]]
 
 
-def _weights(entry: Mapping[str, Any], whole: torch.Tensor) -> PackedWeights:
+def _pack(entry: Mapping[str, Any], whole: torch.Tensor) -> Pack:
     data = whole[entry["begin"] : entry["begin"] + entry["bytes"]]
     if checksum(data) != entry["checksum"]:
         raise ValueError(f"the weights of {entry['names'][0]} are damaged")
     dtype, form = getattr(torch, entry["dtype"]), PackedForm(**entry["form"])
-    return PackedWeights(entry["columns"], entry["depth"], dtype, data, form=form)
+    weights = PackedWeights(sum(entry["columns"]), entry["depth"], dtype, data, form=form)
+    return Pack(tuple(entry["names"]), tuple(entry["columns"]), weights)
 
 
 def checksum(data: torch.Tensor) -> str:

@@ -31,8 +31,10 @@ def folder_of(header: GgufHeader) -> Path:
     Raises ConfigError for a configuration or tokenizer that is not supported.
     """
     config = config_of(header)
-    made = _FOLDERS.setdefault(header.path.resolve(), tempfile.TemporaryDirectory(prefix="quire-gguf-"))
-    folder = Path(made.name)
+    path = header.path.resolve()
+    if path not in _FOLDERS:
+        _FOLDERS[path] = tempfile.TemporaryDirectory(prefix="quire-gguf-")
+    folder = Path(_FOLDERS[path].name)
     _write_tokenizer(header, folder)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end_tokens(header)}), encoding="utf-8")
