@@ -8,7 +8,6 @@ import pytest
 from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.stack import scheduler_kills
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.sizes import MASK_BUDGET_MS, SMALL_STEP
 from tests.support.stack.supervised import Supervised, supervised
@@ -26,21 +25,6 @@ def stack() -> Iterator[LocalStack]:
 
 
 @pytest.fixture(scope="session")
-def tight() -> Iterator[LocalStack]:
-    """The same in few blocks, with chunks, swaps and guesses: whatever a scheduler does to requests, it does here."""
-    with LocalStack(
-        policy_set=("restraint=null", "preemption_mode=swap", "num_spec_tokens=4"),
-        max_num_batched_tokens=128,
-        worker_args=(
-            *("--dtype", "float32", "--max-model-len", "256"),
-            *("--swap-space", "16MiB", "--num-gpu-blocks-override", "20"),
-        ),
-        scheduler_args=("--max-num-seqs", "16"),
-    ) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of three adapters of `models/tiny`, by name; each changes its answers in another way."""
     root = tmp_path_factory.mktemp("adapters")
@@ -55,12 +39,34 @@ def killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
 
 
 @pytest.fixture(scope="session")
-def killable(adapters: dict[str, Path], killer: Killer) -> Iterator[Supervised]:
-    """The same, started with the adapter `kept` and a small mask budget, to be killed: what dies is started again."""
-    options = {"adapters": {"kept": adapters["kept"]}, "environ": killer.environ, **scheduler_kills.OPTIONS}
-    worker_args = (*scheduler_kills.WORKER_ARGS, "--mask-budget-ms", str(MASK_BUDGET_MS))
-    with supervised(**options | {"worker_args": worker_args}) as running:
+def killable(
+    adapters: dict[str, Path], killer: Killer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Supervised]:
+    """The same in few blocks, with chunks, swaps and guesses: whatever a scheduler does to requests, it does here.
+
+    To be killed: what dies is started again. Started with the adapter `kept`, a small mask budget, and the policy file `tight`.
+    """
+    policy = tmp_path_factory.mktemp("policy") / "tight.yaml"
+    policy.write_text("base: quire\nset: {restraint: null, preemption_mode: swap}\n", encoding="utf-8")
+    with supervised(
+        environ=killer.environ,
+        adapters={"kept": adapters["kept"]},
+        policy=str(policy),
+        policy_set=("num_spec_tokens=4",),
+        max_num_batched_tokens=128,
+        worker_args=(
+            *("--dtype", "float32", "--max-model-len", "256", "--mask-budget-ms", str(MASK_BUDGET_MS)),
+            *("--swap-space", "16MiB", "--num-gpu-blocks-override", "20"),
+        ),
+        scheduler_args=("--max-num-seqs", "16"),
+    ) as running:
         yield running
+
+
+@pytest.fixture
+def tight(killable: Supervised) -> LocalStack:
+    """The services of `killable`, for what kills none."""
+    return killable.stack
 
 
 @pytest.fixture

@@ -56,15 +56,12 @@ def test_every_preset_gives_the_same_tokens(policy: str, keys: dict[str, object]
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
 
 
-def test_a_policy_file_through_the_services(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_policy_file_through_the_services(tight: LocalStack) -> None:
     """`--policy FILE --set KEY=VALUE` as an operator gives them; `quire steps` says whose decisions they are."""
-    path = tmp_path_factory.mktemp("policy") / "tight.yaml"
-    path.write_text("base: vllm-v0\nset: {preemption_mode: swap, num_gpu_blocks: 20}\n", encoding="utf-8")
-    arguments = ("--policy", str(path), "--set", "delay_factor=0.5")
-    with LocalStack(simulated=True, scheduler_args=arguments) as stack, Client(stack.grpc_address) as client:
+    with Client(tight.grpc_address) as client:
         params = SamplingParams(max_tokens=6, ignore_eos=True)
         assert len(client.generate("import ", params).outputs[0].token_ids) == 6
-        assert {step["policy"] for step in steps(stack.admin_address)} == {"tight"}
+    assert {step["policy"] for step in steps(tight.admin_address)} == {"tight"}
 
 
 def test_wrong_policies_end_the_commands(tmp_path_factory: pytest.TempPathFactory) -> None:
