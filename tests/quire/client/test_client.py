@@ -26,18 +26,16 @@ from svc_common.errors import (
     Unavailable,
 )
 
-MAX_MODEL_LEN = 2_000
+MAX_MODEL_LEN = 4_096
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
 RESUMABLE = RequestOptions(resumable=True)
 LONG = SamplingParams(max_tokens=MAX_MODEL_LEN - 10, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[LocalStack]:
+@pytest.fixture
+def stack(simulated_stack: LocalStack) -> LocalStack:
     """Three processes; the worker is simulated."""
-    worker = ("--served-model-name", "sim", "--max-model-len", str(MAX_MODEL_LEN))
-    with LocalStack(simulated=True, worker_args=worker) as running:
-        yield running
+    return simulated_stack
 
 
 @pytest.fixture
@@ -57,7 +55,7 @@ def test_unary_and_stream_give_the_same(client: Client) -> None:
     assert "".join(delta.text for delta in deltas) == whole.text
     assert [d.token_offset for d in deltas] == [sum(len(e.token_ids) for e in deltas[:i]) for i in range(len(deltas))]
     assert stream.result.request_id == "mine"
-    assert (whole.finished, whole.outputs[0].finish_reason, whole.seed, whole.model) == (True, "length", 3, "sim")
+    assert (whole.finished, whole.outputs[0].finish_reason, whole.seed, whole.model) == (True, "length", 3, "simulated")
     assert whole.num_prompt_tokens == len(client.tokenize("hello"))
 
 
@@ -79,7 +77,7 @@ def test_chat_models_and_tokens(client: Client) -> None:
     )
     assert client.detokenize(client.tokenize("naïve ☃")) == "naïve ☃"
     (card,) = client.models()
-    assert (card.name, card.max_model_len, card.chat) == ("sim", MAX_MODEL_LEN, True)
+    assert (card.name, card.max_model_len, card.chat) == ("simulated", MAX_MODEL_LEN, True)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_async_client(stack: LocalStack) -> None:
             assert [len(output.outputs[0].token_ids) for output in outputs] == [8] * 16
             assert (await client.chat("hi", SHORT)).text == (await client.chat_stream("hi", SHORT).read()).text
             assert await client.detokenize(await client.tokenize("abc")) == "abc"
-            assert [card.name for card in await client.models()] == ["sim"]
+            assert [card.name for card in await client.models()] == ["simulated"]
             async for delta in client.generate_stream("x", LONG):
                 assert delta.token_ids
                 break
