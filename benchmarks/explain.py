@@ -33,7 +33,7 @@ _BLOCK = 16
 _PROMPT = 64
 _OUTPUT = 128
 _PER_TURN = 8
-_WARM_STEPS = 5_632
+WARM_STEPS = 5_632
 """Until the event log is full, so that eviction from it is timed too."""
 
 
@@ -114,7 +114,7 @@ def measure(policy: str, running: int, waiting: int, steps: int) -> dict[str, fl
     """Microseconds per step of both cores, and the cost of explaining as a share of the step without."""
     lives = {explained: Life(policy, running, waiting, explained=explained) for explained in (True, False)}
     for life in lives.values():
-        for _ in range(_WARM_STEPS):
+        for _ in range(WARM_STEPS):
             life.step()
         life.step_ns.clear()
     gc.collect()

@@ -86,8 +86,10 @@ def test_startup_runs_for_real() -> None:
         assert 10 < figures[f"{name}_rss_mb"] < 8000
 
 
-def test_explaining_is_measured() -> None:
+@pytest.mark.parametrize("num_warm", [64, pytest.param(explain.WARM_STEPS, marks=pytest.mark.long)])
+def test_explaining_is_measured(num_warm: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A core that gives its reasons, and the same one without."""
+    monkeypatch.setattr(explain, "WARM_STEPS", num_warm)
     app = typer.Typer()
     app.command()(explain.main)
     given = ["--policies", "quire", "--waiting", "20", "--running", "8", "--steps", "16", "--json"]

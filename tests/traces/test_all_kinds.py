@@ -156,7 +156,7 @@ def test_every_kind_of_request(
     otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """R12: one root each, no orphan, all three services, times nest, events with the numbers of the step log."""
-    record_property("size", _all(_here, 300, otlp, monkeypatch, tmp_path))
+    record_property("size", _all(_here, 160, otlp, monkeypatch, tmp_path))
 
 
 @pytest.mark.long

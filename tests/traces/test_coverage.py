@@ -94,8 +94,7 @@ def test_ordinary_requests(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) 
             gateway(address) as doors,
         ):
             await post(doors, "warm", "completions", prompt="a", max_tokens=1)
-            for request_id, ask in asked.items():
-                await ask(doors, request_id)
+            await asyncio.gather(*(ask(doors, request_id) for request_id, ask in asked.items()))
 
     unexplained = list(ASKS)
     for attempt in range(_ROUNDS):
