@@ -33,7 +33,7 @@ def started(path: Path, num_blocks: int, num_host_blocks: int, **settings: Any) 
     given = WorkerSettings.of(model=path, block_size=16, max_model_len=256, swap_space_gib=0.01, **settings)
     engine = ModelEngine(given, FakeDevices())
     engine.load(lambda _stage, _fraction: None)
-    found = engine.profile(16, 4)
+    found = engine.profile(8, 1)
     assert num_blocks <= found.num_gpu_blocks
     assert num_host_blocks <= found.num_cpu_blocks
     engine.allocate(num_blocks, num_host_blocks)
@@ -109,7 +109,7 @@ def lived(engine: ModelEngine, queue: DeviceQueue, seed: int) -> Scheduler:
     return scheduler
 
 
-@pytest.mark.parametrize("seeds", [[2], pytest.param(range(3, 9), marks=pytest.mark.long)], ids=["one", "many"])
+@pytest.mark.parametrize("seeds", [[28], pytest.param(range(2, 9), marks=pytest.mark.long)], ids=["one", "many"])
 def test_random_lives(shallow, seeds, record_property):
     """R148, R157, R158: every message is that of the same life on the CPU, whatever is in flight meanwhile."""
     on_cpu = started(shallow, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CPU)
