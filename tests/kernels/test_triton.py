@@ -1,4 +1,7 @@
-"""The Triton kernels in the interpreter, in a process of their own (see `triton/conftest.py`)."""
+"""The Triton kernels in the interpreter, in a process of their own (see `triton/conftest.py`).
+
+A sample is in `tests/worker/test_fake_cuda.py`.
+"""
 
 import os
 import re
@@ -11,11 +14,11 @@ import pytest
 from tests.support.tree import ROOT
 
 
-def run_interpreted(marker: str, timeout_s: float, *options: str) -> str:
+def run_interpreted(marker: str, timeout_s: float) -> str:
     """Output of the tests in `tests/kernels/triton` with that marker expression; all must pass."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     env.pop("QUIRE_TEST_DEVICE", None)
-    command = [sys.executable, "-m", "pytest", "tests/kernels/triton", "-m", marker, "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "tests/kernels/triton", "-m", marker, "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
@@ -28,13 +31,6 @@ def report(output: str, least_passed: int, record: Callable[[str, object], None]
     assert int(passed[1]) >= least_passed, output[-2000:]
     for line in re.findall(r"^(triton .*)$", output, re.MULTILINE):
         record("size", line)
-
-
-def test_in_the_interpreter(record_property: Callable[[str, object], None]) -> None:
-    """R18, R123, R124: each kernel equals plain torch over a sample of random shapes."""
-    # All tests of these are long, and what they import takes half of the time.
-    others = [f"--ignore=tests/kernels/triton/test_{name}.py" for name in ("worker", "benchmark")]
-    report(run_interpreted("not long", 240, *others), 18, record_property)
 
 
 @pytest.mark.long

@@ -25,14 +25,19 @@ def report(output: str, least_passed: int, record: Callable[[str, object], None]
     passed = re.search(r"(\d+) passed", output)
     assert passed is not None
     assert int(passed[1]) >= least_passed, output[-2000:]
-    for line in re.findall(r"^(fake CUDA: .*)$", output, re.MULTILINE):
+    for line in re.findall(r"^((?:fake CUDA:|triton) .*)$", output, re.MULTILINE):
         record("size", line)
 
 
 @pytest.mark.timeout(900)
 def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
-    """R8, R9: start, memory profile, cache, steps of every kind, with kernels in plain torch and with Triton's, interpreted."""
-    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "not long", 880), 28, record_property)
+    """R8, R9: start, memory profile, cache, steps of every kind, with kernels in plain torch and with Triton's, interpreted.
+
+    R18, R123, R124: each of these equals plain torch over a sample of random shapes.
+    """
+    # In one process: what it imports takes seconds. `tests/kernels/test_triton.py` has the whole, on tensors of the host.
+    kernels = [f"tests/kernels/triton/test_{name}.py" for name in ("attention", "moves", "sampling")]
+    report(run_on_fake_cuda(["tests/worker/fake_cuda", *kernels], "not long", 880), 46, record_property)
 
 
 @pytest.mark.long

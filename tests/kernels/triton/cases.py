@@ -9,8 +9,9 @@ import torch
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape, KernelBackend
 from tests.support.cuda import TEST_DEVICE
+from tests.worker.fake_cuda import tensors
 
-DEVICE = torch.device(TEST_DEVICE)
+DEVICE = tensors.DEVICE if TEST_DEVICE == "fake-cuda" else torch.device(TEST_DEVICE)
 ALLOWED = {torch.float32: (1e-5, 0.0), torch.bfloat16: (0.01, 2**-7), torch.float16: (0.002, 2**-10)}
 """How far a result may be off: an absolute part (weights of that type) and a relative one (a last bit of the result)."""
 HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)

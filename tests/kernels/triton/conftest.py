@@ -1,7 +1,8 @@
 """Triton reads TRITON_INTERPRET when it is imported, so these tests have a process of their own.
 
-They are collected only where that process was set up: by `tests/kernels/test_triton.py` (TRITON_INTERPRET=1, CPU tensors) or by
-`make test-cuda` (QUIRE_TEST_DEVICE=cuda; skipped where there is no such device).
+They are collected only where that process was set up: by `tests/kernels/test_triton.py` (TRITON_INTERPRET=1, CPU tensors), by
+`tests/worker/test_fake_cuda.py` (the simulated device's tensors) or by `make test-cuda` (QUIRE_TEST_DEVICE=cuda; skipped where
+there is no such device).
 """
 
 import os

@@ -6,16 +6,16 @@ import torch
 from paged_kernels import triton_backend
 from paged_kernels.backend import AttentionRule
 from paged_kernels.reference import ReferenceBackend
-from paged_kernels.triton_backend import TritonBackend, sharing_of
+from paged_kernels.triton_backend import TritonBackend
 from paged_kernels.triton_plan import Sharing, make_plans
-from tests.kernels.triton.cases import DEVICE, Problem, attend, distance, make_inputs, narrowed, random_problem
+from tests.kernels.triton.cases import Problem, attend, distance, make_inputs, narrowed, random_problem
 
 KINDS = ("decode", "prefill", "mixed")
 QUICK, WHOLE = 2, 50
 
 
 def backend() -> TritonBackend:
-    return TritonBackend(sharing_of(DEVICE))
+    return triton_backend.make()
 
 
 def difference(problem: Problem, given: TritonBackend) -> float:
@@ -44,14 +44,15 @@ def test_equals_reference_for_every_shape(kind, record_property):
     compare(kind, range(WHOLE), record_property)
 
 
-def test_every_way_to_share_gives_the_same(record_property):
+@pytest.mark.parametrize("ways", [(1, 64), pytest.param((5, 1000), marks=pytest.mark.long)], ids=str)
+def test_every_way_to_share_gives_the_same(ways, record_property):
     """One program for all keys, or many: the parts of a tile add up."""
     problem = random_problem("mixed", 3)
     expected = attend(ReferenceBackend(), problem)
-    for num_programs in (1, 5, 64, 1000):
+    for num_programs in ways:
         found = attend(TritonBackend(Sharing(num_programs, 0)), problem)
         assert distance(found, expected, problem.dtype) <= 1
-    record_property("size", "triton attention: 4 ways to share keys among programs")
+    record_property("size", f"triton attention: {len(ways)} ways to share keys among programs")
 
 
 def test_long_contexts_are_cut_and_short_ones_are_not():

@@ -79,14 +79,8 @@ def world(request, families) -> World:
 
 
 def test_tokens_are_those_of_generate(world, record_property):
-    """Tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and batches
-    of long and short sequences."""
-    size = check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
-    record_property("size", f"equal to generate on the worker: {size}")
-
-
-def test_free_blocks_are_never_read(world, record_property):
-    """R123: the same with NaN in all blocks that were freed or never written, and shuffled free lists."""
+    """R123: tokens equal those of `generate` through chunks, recompute, swap, prefix hits, copy on write, multi-step decode and
+    batches of long and short sequences, with NaN in all blocks that were freed or never written, and shuffled free lists."""
     size = check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS, poisoned=True)
     record_property("size", f"equal to generate with NaN in free blocks: {size}")
 
@@ -143,7 +137,7 @@ def test_the_text_of_a_model_that_sees(tmp_path):
         "image_token_index": 5,
     }
     world = make_world(Family("gemma3", make_model(config, tmp_path / "m")), _SAMPLE_TOKENS)
-    check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS)
+    check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
 @pytest.mark.parametrize("original", [256, 8], ids=["short", "long"])

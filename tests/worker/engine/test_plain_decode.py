@@ -18,7 +18,7 @@ from worker_svc.rows.batch import RowState
 
 pytestmark = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="decode programs are the CPU backend's")
 
-ROOM, MOST_ROWS, NUM_REQUESTS = 24, 6, 12
+ROOM, MOST_ROWS, MOST_REQUESTS = 24, 6, 12
 OTHERS = (
     {"logprobs": 1},
     {"temperature": 0.9, "seed": 3, "top_p": 0.9, "logprobs": 0},
@@ -44,6 +44,7 @@ class Life:
     driver: Driver
     rng: random.Random
     share_of_others: float
+    num_requests: int
     results: list[worker_pb2.WorkerOutputs] = field(default_factory=list)
     states: list[list[RowState]] = field(default_factory=list)
     num_made: int = 0
@@ -52,12 +53,12 @@ class Life:
 
     def run(self) -> None:
         """Until all requests are over."""
-        while self.num_made < NUM_REQUESTS or self.driver.rows:
+        while self.num_made < self.num_requests or self.driver.rows:
             assert len(self.results) < 1000, "it does not come to an end"
             self._end()
             for name in list(self.driver.rows):
                 self._go_on(name)
-            while self.num_made < NUM_REQUESTS and len(self.driver.rows) < MOST_ROWS and self.rng.random() < 0.15:
+            while self.num_made < self.num_requests and len(self.driver.rows) < MOST_ROWS and self.rng.random() < 0.15:
                 self._arrive()
             self._step()
 
@@ -93,9 +94,9 @@ class Life:
         self.num_made += 1
 
 
-def lived(engine, seed, share_of_others=0.4) -> Life:
+def lived(engine, seed, num_requests, share_of_others=0.4) -> Life:
     engine.cache.device_pool.zero_()
-    life = Life(Driver(engine), random.Random(seed), share_of_others)
+    life = Life(Driver(engine), random.Random(seed), share_of_others, num_requests)
     life.run()
     return life
 
@@ -111,17 +112,21 @@ def check_equal(found: Life, expected: Life) -> None:
             torch.testing.assert_close(found.driver.logits[name][position], logits, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 30), marks=pytest.mark.long)], ids=["one", "many"])
+@pytest.mark.parametrize(
+    ("seeds", "num_requests"),
+    [(range(1), 6), pytest.param(range(30), MOST_REQUESTS, marks=pytest.mark.long)],
+    ids=["one", "many"],
+)
 @pytest.mark.parametrize("form", FORMS)
-def test_both_ways_are_equal(form, seeds, tmp_path, monkeypatch):
+def test_both_ways_are_equal(form, seeds, num_requests, families, monkeypatch):
     """In random lives of greedy and other rows, messages, row states and logits are bitwise those of the general way."""
-    engine = make_engine(make_checkpoint("llama", tmp_path / "m"), **FORMS[form])
+    engine = make_engine(families["llama"].path, **FORMS[form])
     plain, num_failed = 0, 0
     for seed in seeds:
-        found = lived(engine, seed)
+        found = lived(engine, seed, num_requests)
         with monkeypatch.context() as patch:
             patch.setattr(engine._runner, "_plain", None)
-            expected = lived(engine, seed)
+            expected = lived(engine, seed, num_requests)
         check_equal(found, expected)
         assert not expected.driver.num_plain_steps
         plain += found.driver.num_plain_steps
@@ -136,10 +141,10 @@ def test_both_ways_are_equal(form, seeds, tmp_path, monkeypatch):
 def test_models(family, is_plain, families, monkeypatch):
     """Models whose head is no plain product, or that are no program, go the general way; scaled embeddings do not matter."""
     engine = families[family].engine
-    found = lived(engine, 7, share_of_others=0)
+    found = lived(engine, 7, 5, share_of_others=0)
     assert bool(found.driver.num_plain_steps) == is_plain
     monkeypatch.setattr(engine._runner, "_plain", None)
-    check_equal(found, lived(engine, 7, share_of_others=0))
+    check_equal(found, lived(engine, 7, 5, share_of_others=0))
 
 
 @pytest.fixture(scope="module")

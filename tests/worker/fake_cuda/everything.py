@@ -60,9 +60,9 @@ def messages() -> Iterator[worker_pb2.SchedulerOutputs]:
     left = len(PROMPT) - CHUNK
     yield step(1, add=rows())
     yield step(2, change=[Change(0, left), Change(5, 1, told=[11]), Change(7, left), Change(12, 3, num_drafts=2)])
-    yield step(3, remove=[1, 5, 6, 7, 8], swap_out=[(0, 1), (2, 0)], copy=[(0, _SPARE), (1, _SPARE + 1)])
+    yield step(3, remove=[1, 5, 6, 7, 8, 9], swap_out=[(0, 1), (2, 0)], copy=[(0, _SPARE), (1, _SPARE + 1)])
     yield step(4, swap_in=[(1, _SPARE + 2), (0, _SPARE + 3)], change=[Change(12, 2, num_drafts=1)])
-    yield step(5, remove=[2, 3, 4], num_decode_steps=2)
+    yield step(5, remove=[2, 3, 4, 11], num_decode_steps=2)
     yield step(6)
 
 
