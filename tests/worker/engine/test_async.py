@@ -7,6 +7,7 @@ import ast
 import itertools
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -93,12 +94,18 @@ QUICK_SEED = 2
 LONG_SEEDS = range(100, 130)
 
 
+@pytest.fixture(scope="module")
+def synchronous(engine):
+    """The life of a seed, of which no step is launched ahead; each is lived once."""
+    return cache(lambda seed: lived(engine, HostQueue(), seed))
+
+
 @pytest.mark.parametrize("seeds", [[QUICK_SEED], pytest.param(LONG_SEEDS, marks=pytest.mark.long)], ids=["one", "many"])
-def test_launching_ahead_changes_no_result(engine, seeds, record_property):
+def test_launching_ahead_changes_no_result(engine, synchronous, seeds, record_property):
     """R157, R148, R158: every message is the one of the synchronous worker, whatever is on its way meanwhile."""
     events: Counter[str] = Counter()
     for seed in seeds:
-        expected = lived(engine, HostQueue(), seed)
+        expected = synchronous(seed)
         assert not expected.events["launched ahead"]
         found = lived(engine, small_queue(FakeStreams()), seed, waits_elsewhere=seed % 2 == 1)
         assert found.results == expected.results, seed
@@ -110,8 +117,8 @@ def test_launching_ahead_changes_no_result(engine, seeds, record_property):
 
 
 @pytest.fixture(scope="module")
-def expected(engine):
-    return lived(engine, HostQueue(), QUICK_SEED)
+def expected(synchronous):
+    return synchronous(QUICK_SEED)
 
 
 @pytest.mark.parametrize("streams", [WithoutWait, WithoutGuard, RecordedTooEarly])

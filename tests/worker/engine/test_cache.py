@@ -16,7 +16,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from tests.support.worker.generated import greedy, reference_model
-from tests.worker.engine.test_invariance import check_schedules
+from tests.worker.engine.test_invariance import QUICK_SEEDS, check_schedules
 from worker_svc.device.devices import HOST
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.settings import WorkerSettings
@@ -103,9 +103,35 @@ def rounding(dtype):
     return forward
 
 
+@pytest.fixture(scope="module")
+def wanted(path):
+    """Of the exact model."""
+    return greedy(reference_model(path), PROMPT, 16)
+
+
+@pytest.fixture(scope="module")
+def block_bytes(path):
+    """Of a cache in float32."""
+    return make_engine(path)._loaded.block_bytes
+
+
+@pytest.fixture(scope="module", params=[torch.bfloat16, torch.float16, torch.int8])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def rounded(path, dtype):
+    """Of the model whose keys and values are rounded to `dtype`."""
+    AttentionInterface.register("quire_test_rounding", rounding(dtype))
+    AttentionMaskInterface.register("quire_test_rounding", sdpa_mask)
+    model = reference_model(path)
+    model.set_attn_implementation("quire_test_rounding")
+    return greedy(model, PROMPT, 16)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
-def test_a_smaller_cache(path, dtype, backend, monkeypatch):
+def test_a_smaller_cache(path, dtype, backend, block_bytes, wanted, rounded, monkeypatch):
     """Fewer bytes; results are those of a model whose keys and values are rounded so, not of the exact one."""
     if backend == "torch":
         monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
@@ -115,14 +141,8 @@ def test_a_smaller_cache(path, dtype, backend, monkeypatch):
     assert engine.cache.device_pool.dtype == engine.cache.host_pool.dtype == dtype
     head_dim = engine.cache.shape.head_dim
     share = (dtype.itemsize * head_dim + scale_bytes(dtype)) / (4 * head_dim)
-    assert engine._loaded.block_bytes == make_engine(path)._loaded.block_bytes * share
+    assert engine._loaded.block_bytes == block_bytes * share
     assert engine._loaded.block_bytes == engine.cache.device_pool[:, :, 0].nbytes
-    exact = reference_model(path)
-    wanted = greedy(exact, PROMPT, 16)
-    AttentionInterface.register("quire_test_rounding", rounding(dtype))
-    AttentionMaskInterface.register("quire_test_rounding", sdpa_mask)
-    exact.set_attn_implementation("quire_test_rounding")
-    rounded = greedy(exact, PROMPT, 16)
     driver = Driver(engine)
     assert generate(driver, "p", PROMPT, 16) == rounded.token_ids
 
@@ -158,7 +178,7 @@ def test_invariance_with_a_smaller_cache(path, dtype):
     """The contract holds: every token's keys and values are rounded alike, wherever and whenever they are computed."""
     engine = make_engine(path, kv_cache_dtype=dtype)
     assert engine.invariant
-    check_schedules(engine, seeds=range(3))
+    check_schedules(engine, seeds=QUICK_SEEDS)
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "int4", "float64", ""])

@@ -97,16 +97,20 @@ def test_tokens_are_those_of_generate_in_many_schedules(family, families, record
     record_property("size", f"equal to generate with NaN in free blocks: {poisoned}")
 
 
+@pytest.fixture(scope="module")
+def gemma(families) -> World:
+    """Gemma 2, module by module."""
+    family = families["gemma2"]
+    return replace(make_world(family, _SAMPLE_TOKENS), engine=make_engine(family.path, fuse=False))
+
+
 @pytest.mark.parametrize("part", ["scale", "sliding_window", "softcap"])
-def test_what_is_left_out_is_seen(part, families, monkeypatch):
+def test_what_is_left_out_is_seen(part, gemma, monkeypatch):
     """The tests above can fail: Gemma 2 without its query scale, its windows or its soft cap gives other tokens."""
-    world = replace(
-        make_world(families["gemma2"], _SAMPLE_TOKENS), engine=make_engine(families["gemma2"].path, fuse=False)
-    )
     inner, plain = attention._rule, AttentionRule(16**-0.5)
     monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), **{part: getattr(plain, part)}))
     with pytest.raises(AssertionError):
-        check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
+        check_lives(gemma, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
 def test_moves_that_are_left_out_are_seen(families, monkeypatch):

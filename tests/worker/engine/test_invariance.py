@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from tests.support.checkpoints import DENSE_FAMILIES, make_checkpoint
+from tests.support.checkpoints import DENSE_FAMILIES
 from tests.support.worker.chaos import EVENTS, NUM_BLOCKS, Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
 from worker_svc.invariance import Elementwise, RowProbe, RowRule, measure
@@ -14,6 +14,7 @@ from worker_svc.invariance import Elementwise, RowProbe, RowRule, measure
 _QUICK = ("llama", "gemma2", "gpt2")
 LENGTHS = (1, 5, 16, 33, 50, 18)
 NEW_TOKENS = 10
+QUICK_SEEDS = (2,)  # in which everything happens
 
 
 def prompts_of(rng: random.Random) -> dict[str, list[int]]:
@@ -51,11 +52,11 @@ def check_bits(expected: Driver, found: Driver) -> None:
         pytest.param("gpt2", "bfloat16", marks=pytest.mark.long),
     ],
 )
-def test_bits_do_not_depend_on_company(family, dtype, tmp_path):
+def test_bits_do_not_depend_on_company(family, dtype, families):
     """In random schedules with other rows, logits are bitwise equal to those of the row alone."""
-    engine = make_engine(make_checkpoint(family, tmp_path / family), num_blocks=NUM_BLOCKS, dtype=dtype)
+    engine = make_engine(families[family].path, num_blocks=NUM_BLOCKS, dtype=dtype)
     assert engine.invariant
-    check_schedules(engine, seeds=range(3))
+    check_schedules(engine, seeds=QUICK_SEEDS)
 
 
 def check_schedules(engine, seeds) -> None:
@@ -69,20 +70,20 @@ def check_schedules(engine, seeds) -> None:
     assert events == EVENTS - {"long neighbour"}
 
 
-def test_bits_on_the_torch_path(tmp_path, monkeypatch):
+def test_bits_on_the_torch_path(families, monkeypatch):
     """The same without compiled kernels (forced by the environment)."""
     monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
-    engine = make_engine(make_checkpoint("qwen3", tmp_path / "m"), num_blocks=NUM_BLOCKS)
+    engine = make_engine(families["qwen3"].path, num_blocks=NUM_BLOCKS)
     assert engine.invariant
-    check_schedules(engine, seeds=range(1, 3))
+    check_schedules(engine, seeds=QUICK_SEEDS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_threads", [1, 3, 4])
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
-def test_bits_with_other_thread_counts(family, num_threads, tmp_path):
+def test_bits_with_other_thread_counts(family, num_threads, families):
     """Logits are bitwise equal to those of the row alone for each number of threads by itself."""
-    path = make_checkpoint(family, tmp_path / family)
+    path = families[family].path
     before = torch.get_num_threads()
     try:
         engine = make_engine(path, num_blocks=NUM_BLOCKS, num_threads=num_threads)
@@ -91,13 +92,14 @@ def test_bits_with_other_thread_counts(family, num_threads, tmp_path):
         torch.set_num_threads(before)
 
 
-def test_a_broken_rule_is_seen(tmp_path):
+def test_a_broken_rule_is_seen(families):
     """The property test can fail: plain modules' float32 rows differ without padding whenever the processor's library says so."""
-    engine = make_engine(make_checkpoint("llama", tmp_path / "m"), num_blocks=NUM_BLOCKS, fuse=False)
+    path = families["llama"].path
+    engine = make_engine(path, num_blocks=NUM_BLOCKS, fuse=False)
     assert engine.invariant
     if engine.row_rule.minimum == 1:
         pytest.skip("on this processor products have the same bits at every row count")
-    loose = make_engine(tmp_path / "m", num_blocks=NUM_BLOCKS, invariant=False, fuse=False)
+    loose = make_engine(path, num_blocks=NUM_BLOCKS, invariant=False, fuse=False)
     assert not loose.invariant
     assert loose.row_rule == RowRule()
     with pytest.raises(AssertionError):
@@ -174,9 +176,9 @@ def test_rules_pad_and_cut():
     assert rule.joined(RowRule(maximum=8)) is None
 
 
-def test_cut_steps_keep_their_bits(tmp_path):
+def test_cut_steps_keep_their_bits(families):
     """A step larger than the rule's maximum runs in pieces, with the same tokens and logits."""
-    path = make_checkpoint("qwen2", tmp_path / "m")
+    path = families["qwen2"].path
     prompts = {"a": list(range(100, 150)), "b": list(range(30)), "c": [7, 8, 9]}
     whole, cut = Driver(make_engine(path)), Driver(_with_rule(path, RowRule(16, 1, 32)))
     for driver in (whole, cut):

@@ -55,7 +55,7 @@ def test_windows_of_all_layers_need_few_blocks(families):
     """Phi-3.5-MoE, too: its limits name the window, by which blocks are freed, and few blocks used over and over are enough."""
     family = families["phimoe"]
     assert family.engine._loaded.limits.sliding_window == SLIDING_WINDOW
-    check_ring(family.engine, family.path, 80)
+    check_ring(family.engine, family, 64)
 
 
 def test_a_fused_decoder_has_the_windows_of_masks(tmp_path, monkeypatch):

@@ -4,26 +4,26 @@ import random
 
 import pytest
 
-from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
+from tests.support.checkpoints import SLIDING_WINDOW
 from tests.support.worker.driver import BLOCK_SIZE, Driver, make_engine
-from tests.support.worker.generated import greedy, reference_model
+from tests.worker.engine.families import Family
 
 _NULL = 0
 _FEW = SLIDING_WINDOW // BLOCK_SIZE + 2
 _BACKENDS = ("cpu", "torch", "reference")
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_checkpoint("mistral", tmp_path_factory.mktemp("checkpoint") / "mistral")
+@pytest.fixture
+def family(families):
+    return families["mistral"]
 
 
 @pytest.fixture(params=_BACKENDS)
-def engine(request, path, monkeypatch):
+def engine(request, family, monkeypatch):
     """Every layer has a window; compiled kernels, those in plain torch, and the oracle."""
     if request.param == "torch":
         monkeypatch.setenv("QUIRE_CPU_KERNELS", "torch")
-    return make_engine(path, backend="reference" if request.param == "reference" else "cpu")
+    return make_engine(family.path, backend="reference" if request.param == "reference" else "cpu")
 
 
 def prompt_of(length: int) -> list[int]:
@@ -45,32 +45,32 @@ def in_a_ring(engine, prompt, num_tokens: int) -> Driver:
     return driver
 
 
-def check_ring(engine, path, num_tokens: int) -> None:
+def check_ring(engine, family: Family, num_tokens: int) -> None:
     prompt = prompt_of(BLOCK_SIZE)
-    expected = greedy(reference_model(path), prompt, num_tokens)
+    expected = family.greedy(prompt, num_tokens)
     driver = in_a_ring(engine, prompt, num_tokens)
     assert len(driver.tokens["p"]) == num_tokens
     expected.check(driver.tokens["p"], driver.logprobs["p"])
 
 
-def test_few_blocks_are_enough(engine, path, record_property):
+def test_few_blocks_are_enough(engine, family, record_property):
     """R105: window / block + 2 blocks, used over and over, give the tokens of generate."""
-    check_ring(engine, path, 80)
+    check_ring(engine, family, 64)
     kernels = type(engine._loaded.model._backend).__name__
-    record_property("size", f"sliding window: {_FEW} blocks of {BLOCK_SIZE} tokens for 80 tokens, {kernels}")
+    record_property("size", f"sliding window: {_FEW} blocks of {BLOCK_SIZE} tokens for 64 tokens, {kernels}")
 
 
 @pytest.mark.long
-def test_few_blocks_are_enough_for_long(path, record_property):
+def test_few_blocks_are_enough_for_long(family, record_property):
     """R105: the same over 1,000 tokens."""
-    check_ring(make_engine(path), path, 1000)
+    check_ring(make_engine(family.path), family, 1000)
     record_property("size", f"sliding window: {_FEW} blocks of {BLOCK_SIZE} tokens for 1,000 tokens")
 
 
-def test_a_null_block_stands_for_what_is_out_of_sight(engine, path):
+def test_a_null_block_stands_for_what_is_out_of_sight(engine, family):
     """R105: a row comes back (as after a swap) with a null block, full of NaN, for every block before its window, in chunks too."""
     prompt = prompt_of(150)
-    expected = greedy(reference_model(path), prompt, 20)
+    expected = family.greedy(prompt, 20)
     driver = Driver(engine)
     engine.cache.device_pool.zero_()
     first = driver.add("first", prompt, 100)
@@ -91,9 +91,9 @@ def test_a_null_block_stands_for_what_is_out_of_sight(engine, path):
     assert len(driver.tokens["p"]) == 20
 
 
-def test_layers_without_a_window_need_their_blocks(tmp_path):
+def test_layers_without_a_window_need_their_blocks(families):
     """The tests above can fail: where some layers see everything, a null block spoils the row, and it alone."""
-    engine = make_engine(make_checkpoint("gemma2", tmp_path / "m"))
+    engine = make_engine(families["gemma2"].path)
     driver = Driver(engine)
     first = driver.add("first", prompt_of(100), 99)
     driver.run()
