@@ -10,10 +10,10 @@ from tests.support.stack.sizes import SMALL_STEP
 
 PROMPTS = [[10, 11, 12, 13] * 8, list(range(30, 60)), "def f(x):\n    return x\n" * 4]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=0.8, seed=4, max_tokens=30, ignore_eos=True, presence_penalty=0.5, min_tokens=3),
-    SamplingParams(n=2, temperature=1.0, seed=5, top_p=0.9, max_tokens=20, logprobs=0),
-    SamplingParams(temperature=0, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="(ab|cd){8}")),
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=4, max_tokens=16, ignore_eos=True, presence_penalty=0.5, min_tokens=3),
+    SamplingParams(n=2, temperature=1.0, seed=5, top_p=0.9, max_tokens=10, logprobs=0),
+    SamplingParams(temperature=0, max_tokens=20, structured_outputs=StructuredOutputsParams(regex="(ab|cd){8}")),
 ]
 
 

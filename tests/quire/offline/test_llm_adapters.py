@@ -13,7 +13,7 @@ from tests.support.stack.sizes import SMALL_STEP
 from tests.support.worker.adapter_folders import Oracle, make_adapter
 
 PROMPT = list(range(40, 90))
-PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 NAMES = ["", "one", "two"]
 
 
