@@ -57,13 +57,21 @@ def tiny() -> dict[str, LoadedModel]:
 # --- quality ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def texts(tiny) -> list[tuple[list[int], torch.Tensor]]:
+    """Tokens of some texts, and their logits with full weights."""
+    tokenizer = AutoTokenizer.from_pretrained(default_model())
+    names = ("assert", "with", "if", "lambda", "try", "yield", "import")
+    tokens = [tokenizer(topics[name])["input_ids"][:300] for name in names]
+    return [(text, logits_of(tiny["none"], [text])) for text in tokens]
+
+
 @pytest.mark.parametrize(("stored", "share", "most_off"), [("int8", 0.97, 0.015), ("int4", 0.75, 0.15)])
-def test_close_to_full_weights(tiny, stored, share, most_off):
+def test_close_to_full_weights(tiny, texts, stored, share, most_off):
     """Over some texts most next tokens are the same ones, with 8 bits nearly all; how far logits are off."""
-    tokenizer, same, off = AutoTokenizer.from_pretrained(default_model()), [], []
-    for name in ("assert", "with", "if", "lambda", "try", "yield", "import"):
-        tokens = tokenizer(topics[name])["input_ids"][:300]
-        full, rounded = (logits_of(tiny[name], [tokens]) for name in ("none", stored))
+    same, off = [], []
+    for tokens, full in texts:
+        rounded = logits_of(tiny[stored], [tokens])
         same.append(full.argmax(-1) == rounded.argmax(-1))
         off.append(deviation(rounded, full))
         assert not torch.equal(full, rounded)
