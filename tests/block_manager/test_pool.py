@@ -103,7 +103,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert integrity.check(self.ledger) == []
 
 
-PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
 
 

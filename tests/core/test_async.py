@@ -286,7 +286,7 @@ SCENARIOS = given(
 
 def test_tokens_are_the_same_with_and_without(record_property: Record) -> None:
     """R159: asynchronous or not, with drafts or not: equal tokens and ends, also with EOS, aborts and preemption."""
-    record_property("size", equal_in(60))
+    record_property("size", equal_in(30))
 
 
 @pytest.mark.long

@@ -92,10 +92,10 @@ async def test_many_requests_share_steps_under_preemption() -> None:
     """A pool too small for all: each gets the tokens that it gets alone (the simulated cache would notice a mixed-up block)."""
     prompts = [[40 + i, *range(50, 60 + i)] for i in range(8)]
     async with stack({"num_gpu_blocks": 512}) as s:
-        alone = [(await s.gateway.end_of(await s.gateway.submit(p, max_tokens=40))).tokens for p in prompts]
+        alone = [(await s.gateway.end_of(await s.gateway.submit(p, max_tokens=24))).tokens for p in prompts]
     unrestrained = ("restraint=null",)
-    async with stack({"num_gpu_blocks": 24}, max_num_batched_tokens=16, max_num_seqs=8, policy_set=unrestrained) as s:
-        handles = [await s.gateway.submit(p, max_tokens=40) for p in prompts]
+    async with stack({"num_gpu_blocks": 16}, max_num_batched_tokens=16, max_num_seqs=8, policy_set=unrestrained) as s:
+        handles = [await s.gateway.submit(p, max_tokens=24) for p in prompts]
         outputs = [await s.gateway.end_of(h) for h in handles]
         assert [o.tokens for o in outputs] == alone
         assert sum(o.finished.account.num_preemptions for o in outputs if o.finished) > 0

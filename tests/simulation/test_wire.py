@@ -37,7 +37,7 @@ def varied(num: int) -> str:
 
 def test_scenarios_over_the_wire(record_property: Record) -> None:
     """R3, R97, R198, R200: dead workers, broken streams, rivals and repeated results: each token once, each row in its place."""
-    record_property("size", varied(16))
+    record_property("size", varied(9))
 
 
 @pytest.mark.long
@@ -54,7 +54,7 @@ def test_many_scenarios_over_the_wire(record_property: Record) -> None:
     record_property("size", sizes(judged(10_000, 3_000), start))
 
 
-@pytest.mark.parametrize("num", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a_scenario_over_the_wire_replays(num: int, record_property: Record) -> None:
     """R201: the same number gives the same run to the last fact."""
     assert [run_wire(seed).digest for seed in range(num)] == [run_wire(seed).digest for seed in range(num)]

@@ -263,11 +263,11 @@ def _case(machine: type[V0Lives], examples: int, steps: int) -> type:
     return case
 
 
-class TestLives063(_case(Lives063, 50, 40)):
+class TestLives063(_case(Lives063, 25, 40)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R117, R118, R121, R200, R203, R206."""
 
 
-class TestLives2023(_case(Lives2023, 50, 40)):
+class TestLives2023(_case(Lives2023, 25, 40)):
     """R16, R17, R19, R20, R21, R22, R73, R74, R97, R100, R102, R103, R109, R110, R113, R114, R200, R203, R206."""
 
 

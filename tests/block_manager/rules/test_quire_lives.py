@@ -249,7 +249,7 @@ class QuireLives(RuleBasedStateMachine):
 
 
 TestQuireLives = QuireLives.TestCase
-TestQuireLives.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestQuireLives.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.long

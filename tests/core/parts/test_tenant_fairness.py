@@ -15,6 +15,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observe.recording import snapshot
 from tests.support.core.builders import answer
 from tests.support.core.quire_builders import quire_core, request, running, serve, waiting
+from tests.support.seeds import seeds
 
 LONG = {"max_num_seqs": 1, "max_model_len": 3_000, "num_gpu_blocks": 2_000, "max_num_batched_tokens": 4_000}
 ROOMY = {"num_gpu_blocks": 400, "max_num_batched_tokens": 64}
@@ -106,7 +107,7 @@ def test_within_a_tenant_the_policy_orders() -> None:
     assert running(core) == ["bfirst"] and waiting(core) == ["burgent", "bnew", "blow"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, 12))
 def test_random_floods(seed: int) -> None:
     """Work-conserving, no tenant starves, and two that wait all the time are served alike but for a bound that no load moves."""
     rng = random.Random(seed)
@@ -156,7 +157,7 @@ def _served(requests: dict[str, Request]) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, 6))
 def test_one_tenant_alone_is_served_as_without(seed: int) -> None:
     """Plans and events are equal, whatever its name: with on and off, through preemptions, aborts and priorities."""
     lives = [_life(seed, on=on, tenant=tenant) for on, tenant in ((False, ""), (True, ""), (True, "acme"))]
@@ -268,7 +269,7 @@ def test_a_place_is_made_for_a_tenant_below_its_share() -> None:
 
 
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, 6))
 def test_floods_with_few_blocks(seed: int, swap: bool) -> None:
     """R200, R202: preemptions by share among those for blocks, on the host too: all end, no block is lost, none is stuck."""
     rng = random.Random(seed)
@@ -305,7 +306,7 @@ def _p99(*, flood: int, fair: bool) -> float:
     core = quire_core(limits, batch_queue=2, tenant_fairness=fair, margin_s=1.0)
     now, due, number, quiet, live = 0.0, 0.0, 0, [], 0
     flights: list[Any] = []
-    while now < 8.0:
+    while now < 5.0:
         while due <= now:
             quiet.append(_of("a", str(len(quiet)), 32, 16, at=due))
             core.add(quiet[-1])
@@ -322,5 +323,5 @@ def _p99(*, flood: int, fair: bool) -> float:
         ended = core.update(answer(plan), now).ended
         live -= sum(end.request_id.startswith("b") for end in ended)
     times = sorted(r.first_token_time - r.arrival_time for r in quiet if r.first_token_time is not None)
-    assert len(times) > 50
+    assert len(times) > 30
     return times[int(0.99 * len(times))]

@@ -112,7 +112,7 @@ def stream(running: Gateway, wanted: pb.GenerateRequest, **metadata: str) -> Any
 
 
 def full_options() -> pb.GenerateRequest:
-    wanted = request(resumable=True, n=3, seed=5, temperature=1.0)
+    wanted = request(max_tokens=40, resumable=True, n=3, seed=5, temperature=1.0)
     wanted.response.num_top_logprobs, wanted.response.num_prompt_logprobs = 2, 1
     return wanted
 
@@ -126,9 +126,9 @@ async def test_the_rest_from_another_gateway(p: Pair) -> None:
     expected = (await follow(Read(), stream(p.one, full_options()))).whole()
     read = Read()
     call = stream(p.one, full_options(), x_request_id="r")
-    await follow(read, call, until=30)
+    await follow(read, call, until=15)
     call.cancel()
-    await follow(read, call := resume(p.two, "r", read), until=90)
+    await follow(read, call := resume(p.two, "r", read), until=45)
     call.cancel()
     await follow(read, resume(p.one, "r", read))
     assert read.whole() == expected
@@ -201,7 +201,7 @@ async def test_what_cannot_be_resumed(p: Pair) -> None:
 @asynchronous
 async def test_a_dropped_stream_is_held_for_the_grace_time() -> None:
     """Resumable: it continues without a reader and ends if none returns; others end with their reader."""
-    async with pair(frontend_grace_s=1.0) as p:
+    async with pair({**SLOW, "time_scale": 2.5}, frontend_grace_s=1.0) as p:
         call = stream(p.one, request(resumable=True, max_tokens=3000), x_request_id="r")
         await follow(Read(), call, until=2)
         call.cancel()

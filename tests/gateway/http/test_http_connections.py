@@ -18,8 +18,8 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.http.connection import PeerConnections
 from gateway_svc.http.server import HttpServer
 from gateway_svc.settings import HttpLimits
-from quire.local_stack.stack import LocalStack
 from tests.support.services.scripted_engine import PATIENCE_S, asynchronous
+from tests.support.services.served_stack import ServedStack
 
 pytestmark = pytest.mark.processes
 
@@ -80,7 +80,7 @@ async def status_of(port: int) -> int:
         return int((await asyncio.wait_for(reader.readline(), PATIENCE_S)).split(b" ")[1])
 
 
-def port_of(stack: LocalStack) -> int:
+def port_of(stack: ServedStack) -> int:
     return int(stack.http_url.rpartition(":")[2])
 
 
@@ -165,14 +165,14 @@ def test_peers_are_addresses_and_ipv6_sites() -> None:
     ],
     ids=["both", "both, the other way", "coding", "two lengths", "sign", "long", "many", "endless"],
 )
-def test_what_could_be_read_in_two_ways_is_refused_and_closed(stack: LocalStack, fields: bytes, status: int) -> None:
+def test_what_could_be_read_in_two_ways_is_refused_and_closed(stack: ServedStack, fields: bytes, status: int) -> None:
     """With an error object and `connection: close`; nothing behind it is taken for a request (RFC 9112, 6.1)."""
     answer = asyncio.run(exchange(port_of(stack), HEAD + fields))
     assert (answer.status, answer.code) == (status, {400: "malformed_request", 431: "header_too_large"}[status])
     assert answer.body.count(b"HTTP/1.1 ") == (status == 400) and b"connection" in answer.headers
 
 
-def test_http_1_0_has_no_chunks(stack: LocalStack) -> None:
+def test_http_1_0_has_no_chunks(stack: ServedStack) -> None:
     """Refused, as RFC 9112 wants it."""
     sent = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     assert asyncio.run(exchange(port_of(stack), sent)).status == 400
@@ -187,7 +187,7 @@ def test_http_1_0_has_no_chunks(stack: LocalStack) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
 )
-def test_only_json_is_taken(stack: LocalStack, kind: str | None, path: str) -> None:
+def test_only_json_is_taken(stack: ServedStack, kind: str | None, path: str) -> None:
     """415 for whatever a page of another site can send without asking; nothing of it runs."""
     headers = {} if kind is None else {"content-type": kind}
     answer = httpx.post(stack.http_url + path, content=BODY, headers=headers | {"origin": "https://evil.example"})
@@ -196,7 +196,7 @@ def test_only_json_is_taken(stack: LocalStack, kind: str | None, path: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"])
-def test_every_kind_of_json_is_taken(stack: LocalStack, kind: str) -> None:
+def test_every_kind_of_json_is_taken(stack: ServedStack, kind: str) -> None:
     """With parameters, and as a suffix."""
     answer = httpx.post(f"{stack.http_url}/v1/completions", content=BODY, headers={"content-type": kind})
     assert answer.status_code == 200

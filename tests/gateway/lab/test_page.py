@@ -36,9 +36,9 @@ FEW_BLOCKS = (
 ARROW = "#arrows path.logical"
 
 
-@pytest.fixture
-def browser() -> Iterator[Chromium]:
-    """A Chromium of its own: its driver's event loop must be gone before other tests."""
+@pytest.fixture(scope="module")
+def browser(life: object, swapping: object, granting: object, without_blocks: object) -> Iterator[Chromium]:
+    """A Chromium for these tests, after their recordings: its driver keeps an event loop in this thread."""
     with chromium() as running:
         yield running
 
@@ -81,28 +81,40 @@ def go_until(page: Any, key: str, condition: str, at_most: int) -> bool:
     return bool(page.evaluate(condition))
 
 
-@pytest.fixture
-def life(tmp_path: Path) -> tuple[RecordedLabSource, list[int]]:
-    """A recording and the numbers of its steps; before the browser, as that has an event loop of its own."""
-    source = RecordedLabSource(recording(tmp_path, "vllm-v0"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of recordings."""
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="module")
+def life(folder: Path) -> tuple[RecordedLabSource, list[int]]:
+    """A recording and the numbers of its steps."""
+    source = RecordedLabSource(recording(folder, "vllm-v0"))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     return source, overview.step
 
 
-@pytest.fixture
-def swapping(tmp_path: Path) -> tuple[RecordedLabSource, int]:
+@pytest.fixture(scope="module")
+def swapping(folder: Path) -> tuple[RecordedLabSource, int]:
     """A recording that swaps, and the number of its first step that preempts."""
-    source = RecordedLabSource(recording(tmp_path, "vllm-2023"))
+    source = RecordedLabSource(recording(folder, "vllm-2023"))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     return source, next(step for step, count in zip(overview.step, overview.num_preempted, strict=True) if count)
 
 
-@pytest.fixture
-def granting(tmp_path: Path) -> tuple[RecordedLabSource, list[Step]]:
+@pytest.fixture(scope="module")
+def without_blocks(folder: Path) -> RecordedLabSource:
+    """A recording of a host pool in which nothing is held."""
+    return RecordedLabSource(recording(folder, seed=5))
+
+
+@pytest.fixture(scope="module")
+def granting(folder: Path) -> tuple[RecordedLabSource, list[Step]]:
     """A recording with grants, and its steps."""
-    path = tmp_path / "grants.rec"
+    path = folder / "grants.rec"
     granting_life("quire", 1).write(path)
     source = RecordedLabSource(Recording(path))
     return source, asyncio.run(source.steps(0, 500))
@@ -172,10 +184,9 @@ def test_grants_are_told(granting: tuple[RecordedLabSource, list[Step]], browser
             assert go_until(page, "ArrowRight", is_told, 100) and shown_step(page) == number, words
 
 
-def test_a_host_pool_without_blocks_is_a_line(tmp_path: Path, browser: Chromium) -> None:
+def test_a_host_pool_without_blocks_is_a_line(without_blocks: RecordedLabSource, browser: Chromium) -> None:
     """Thousands of empty squares say nothing."""
-    source = RecordedLabSource(recording(tmp_path, seed=5))
-    with served(source) as url, browser.page(url) as page:
+    with served(without_blocks) as url, browser.page(url) as page:
         page.wait_for_selector(".card")
         host = page.locator("[data-tier=c]")
         assert host.locator("canvas").is_hidden() and "5 free of 5" in host.inner_text()

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from quire.local_stack.stack import LocalStack
 from tests.gateway.test_grpc_door import FREE_WITHIN_S, free_blocks, until_free
 from tests.support.services.scripted_engine import asynchronous
+from tests.support.services.served_stack import ServedStack
 
 pytestmark = pytest.mark.processes
 
@@ -21,14 +21,14 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def client(stack: LocalStack) -> Iterator[openai.OpenAI]:
+def client(stack: ServedStack) -> Iterator[openai.OpenAI]:
     """The official client, unchanged."""
     with openai.OpenAI(base_url=f"{stack.http_url}/v1", api_key="anything", timeout=20, max_retries=0) as made:
         yield made
 
 
 @pytest.fixture
-def http(stack: LocalStack) -> Iterator[httpx.Client]:
+def http(stack: ServedStack) -> Iterator[httpx.Client]:
     """Plain HTTP."""
     with httpx.Client(base_url=stack.http_url, timeout=20) as made:
         yield made
@@ -64,7 +64,7 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
 
 
 @asynchronous
-async def test_the_asynchronous_client(stack: LocalStack) -> None:
+async def test_the_asynchronous_client(stack: ServedStack) -> None:
     """Streams of several conversations at once."""
     async with openai.AsyncOpenAI(base_url=f"{stack.http_url}/v1", api_key="x", timeout=20) as client:
 
@@ -280,7 +280,7 @@ def test_sse_ends_with_done(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @asynchronous
-async def test_a_disconnect_frees_the_blocks(stack: LocalStack, stream: bool) -> None:
+async def test_a_disconnect_frees_the_blocks(stack: ServedStack, stream: bool) -> None:
     """The connection is closed in the middle: nothing is left in the scheduler."""
     await until_free(stack)
     async with httpx.AsyncClient(base_url=stack.http_url, timeout=20) as client:

@@ -61,7 +61,7 @@ async def test_every_reason_is_the_last_one_of_the_requests_timeline() -> None:
 async def test_preempted_requests_say_so_and_come_back() -> None:
     """R85: one that had to leave is waiting again, with how often it left."""
     async with stack({"num_gpu_blocks": 9, **SLOW}, policy="vllm-v1") as s:
-        handles = await submit(s, "a b c", max_tokens=60)
+        handles = await submit(s, "a b c", max_tokens=40)
         seen: set[tuple[str, str]] = set()
         while not all(s.gateway.outputs[handle].is_over for handle in handles):
             answer = await listed(s.admin)

@@ -101,7 +101,7 @@ async def test_random_messages_never_disturb_the_others() -> None:
     async with stack(SLOW, frontend_grace_s=0.1) as s:
         handle = await s.gateway.submit(PROMPT, max_tokens=100)
         async with Gateway(s.address, "junk") as other:
-            for _ in range(150):
+            for _ in range(75):
                 submits = [junk() for _ in range(rng.randrange(3))]
                 for submit in submits:
                     other.outputs.setdefault(submit.handle, type(s.gateway.outputs[handle])())
@@ -118,15 +118,15 @@ async def test_random_messages_never_disturb_the_others() -> None:
 async def test_a_gateway_that_does_not_read_delays_no_other() -> None:
     """Generation goes on, other gateways get their tokens, and everything is there once it reads again."""
     async with stack({"num_gpu_blocks": 512}) as s, Gateway(s.address, "slow") as slow:
-        handles = [await slow.submit([40 + i, *PROMPT], max_tokens=150, logprobs=True) for i in range(8)]
+        handles = [await slow.submit([40 + i, *PROMPT], max_tokens=60, logprobs=True) for i in range(8)]
         await eventually(lambda: slow.num_messages > 1, "first message")
         slow.paused.clear()
-        fast = await s.gateway.submit(PROMPT, max_tokens=300)
-        assert len((await s.gateway.end_of(fast)).tokens) == 300
+        fast = await s.gateway.submit(PROMPT, max_tokens=120)
+        assert len((await s.gateway.end_of(fast)).tokens) == 120
         await s.admin.assert_all_free()
         slow.paused.set()
         for handle in handles:
-            assert len((await slow.end_of(handle)).tokens) == 150
+            assert len((await slow.end_of(handle)).tokens) == 60
 
 
 @run_async
@@ -160,7 +160,7 @@ async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
     async with stack(SLOW) as s, Gateway(s.address, "second") as second:
         goes = await second.submit(PROMPT, max_tokens=3000, request_id="goes")
         await second.tokens_of(goes, 1)
-        stays = await second.submit(PROMPT, max_tokens=200, request_id="stays", resumable=True, frontend_state=b"mine")
+        stays = await second.submit(PROMPT, max_tokens=80, request_id="stays", resumable=True, frontend_state=b"mine")
         await second.tokens_of(stays, 3)
         await second.lose_stream()
         await eventually_tables(s, "stays/0")
@@ -170,12 +170,12 @@ async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
         assert (held.handle, held.request_id, held.frontend_state) == (stays, "stays", b"mine")
         assert int(np.frombuffer(held.token_offsets, "<u4")[0]) >= known
         submit = second.make_submit(
-            PROMPT, handle=stays, max_tokens=200, request_id="stays", resumable=True, resubmitted=True
+            PROMPT, handle=stays, max_tokens=80, request_id="stays", resumable=True, resubmitted=True
         )
         submit.committed.add(token_ids=wire_arrays.pack(second.outputs[stays].tokens))
         await second.send(submits=[submit])
         output = await second.end_of(stays)
-        assert len(output.tokens) == 200 and output.finished.account.completion_tokens == 200
+        assert len(output.tokens) == 80 and output.finished.account.completion_tokens == 80
         assert output.finished.account.num_preemptions == 0
         await s.admin.assert_all_free()
 
@@ -371,7 +371,7 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("num_gateways", [5, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_gateways", [2, pytest.param(20, marks=pytest.mark.long)])
 @run_async
 async def test_a_storm_of_cancels_leaks_nothing(
     num_gateways: int, record_property: Callable[[str, object], None]

@@ -10,7 +10,7 @@ import pytest
 from tests.support.services.harness import Gateway, Stack, eventually, once, run_async, scheduler, stack, worker
 
 PROMPTS = [list(range(32 + i, 32 + i + length)) for i, length in enumerate((3, 40, 17, 90, 25, 60, 40, 9))]
-MAX_TOKENS = 40
+MAX_TOKENS = 24
 ROOMY = {"num_gpu_blocks": 100}
 TIGHT = {"num_gpu_blocks": 16, "num_cpu_blocks": 16, "max_model_len": 200}
 CASES = [

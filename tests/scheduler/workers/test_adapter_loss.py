@@ -15,7 +15,7 @@ BOTH = {"adapters": ("first=/adapters/first", "second=/adapters/second")}
 NAMES = ["", "first", "second"]
 
 
-async def tokens(gateway: Gateway, name: str, max_tokens: int = 60, **values: Any) -> list[int]:
+async def tokens(gateway: Gateway, name: str, max_tokens: int = 30, **values: Any) -> list[int]:
     """What the prompt gives under an adapter."""
     return (await gateway.end_of(await gateway.submit(PROMPT, adapter=name, max_tokens=max_tokens, **values))).tokens
 
@@ -56,7 +56,7 @@ async def test_a_request_for_what_another_worker_has_no_room_for_fails_alone() -
         behind_proxy(first, **BOTH) as (link, gateway, admin),
     ):
         assert await problems(admin) == {"first": "", "second": ""}
-        handles = {name: await gateway.submit(PROMPT, adapter=name, max_tokens=60) for name in NAMES}
+        handles = {name: await gateway.submit(PROMPT, adapter=name, max_tokens=30) for name in NAMES}
         for handle in handles.values():
             await gateway.tokens_of(handle, 10)
         link.upstream = second
@@ -102,13 +102,13 @@ async def test_one_of_two_workers_is_without_an_adapter() -> None:
 async def test_an_adapter_loaded_while_a_worker_was_away_is_there_when_it_resumes() -> None:
     """The epoch goes on, nothing else is loaded anew, and the first request that names the adapter runs."""
     async with worker(**SLOW, owner_lease_s=20) as (address,), behind_proxy(address) as (link, gateway, admin):
-        running = await gateway.submit(PROMPT, max_tokens=60)
+        running = await gateway.submit(PROMPT, max_tokens=30)
         await gateway.tokens_of(running, 5)
         link.upstream = "127.0.0.1:1"
         link.cut()
         await eventually(lambda: not gateway.states[-1].serving, "the loss is noticed")
         await load(admin, "late", "/adapters/late")
         link.upstream = address
-        assert len((await gateway.end_of(running)).tokens) == 60
-        assert len(await tokens(gateway, "late")) == 60
+        assert len((await gateway.end_of(running)).tokens) == 30
+        assert len(await tokens(gateway, "late")) == 30
         assert {report.epoch for report in await admin.steps()} == {1}

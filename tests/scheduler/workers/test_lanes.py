@@ -54,11 +54,15 @@ async def ranks(*addresses: str, is_ready: bool = True, **values: Any) -> AsyncI
 
 
 @once
-async def undisturbed(max_tokens: int) -> list[list[int]]:
-    """What each prompt gives alone with one worker."""
+async def _longest() -> list[list[int]]:
     async with stack(FEW) as s:
-        handles = [await s.gateway.submit(p, max_tokens=max_tokens) for p in PROMPTS]
+        handles = await s.gateway.submit_all(PROMPTS, max_tokens=100)
         return [(await s.gateway.end_of(h)).tokens for h in handles]
+
+
+async def undisturbed(max_tokens: int) -> list[list[int]]:
+    """What each prompt gives with one worker: the first `max_tokens`, at most 100."""
+    return [tokens[:max_tokens] for tokens in await _longest()]
 
 
 def lanes_of(steps: list[admin_pb2.StepReport]) -> dict[str, list[int]]:
@@ -76,14 +80,14 @@ def lanes_of(steps: list[admin_pb2.StepReport]) -> dict[str, list[int]]:
 @run_async
 async def test_owners_are_sticky_and_tokens_are_those_of_one_worker() -> None:
     """R188, R190: three ranks in turn, for life; a step never has another rank's sequences."""
-    expected = await undisturbed(30)
+    expected = await undisturbed(16)
     async with (
         worker(**FEW) as (a,),
         worker(**FEW) as (b,),
         worker(**FEW) as (c,),
         ranks(a, b, c, max_num_seqs=6) as r,
     ):
-        assert await r.tokens(await r.submit_all(30)) == expected
+        assert await r.tokens(await r.submit_all(16)) == expected
         steps = await r.admin.steps(tables=True)
         lanes = lanes_of(steps)
         assert all(len(of_sequence) == 1 for of_sequence in lanes.values()), "an owner for life"
@@ -129,15 +133,15 @@ async def test_a_rank_without_work_is_idle() -> None:
 @run_async
 async def test_a_broken_stream_of_one_resumes_in_its_epoch() -> None:
     """Nothing is computed again, no sequence changes its rank, and the service is ready throughout."""
-    expected = await undisturbed(60)
+    expected = await undisturbed(30)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
-        handles, num_states = await r.submit_all(60), len(r.states)
-        for at in (5, 20, 40):
+        handles, num_states = await r.submit_all(30), len(r.states)
+        for at in (3, 10, 20):
             await r.gateway.tokens_of(handles[0], at)
             r.links[at % 2].cut()
         assert await r.tokens(handles) == expected
         steps = await r.admin.steps()
-        assert sum(report.computed_tokens for report in steps) == sum(len(p) + 59 for p in PROMPTS)
+        assert sum(report.computed_tokens for report in steps) == sum(len(p) + 29 for p in PROMPTS)
         assert all(len(lanes) == 1 for lanes in lanes_of(steps).values())
         assert all(state.serving for state in r.states[num_states:])
         await r.admin.assert_all_free()
@@ -146,9 +150,9 @@ async def test_a_broken_stream_of_one_resumes_in_its_epoch() -> None:
 @run_async
 async def test_what_a_lost_worker_ran_goes_on_at_the_other() -> None:
     """One of two dies for good: its sequences are computed again elsewhere; those of the other never stop; it may come back."""
-    expected = await undisturbed(80)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
-        handles, num_states = await r.submit_all(80), len(r.states)
+        handles, num_states = await r.submit_all(40), len(r.states)
         await r.gateway.tokens_of(handles[0], 10)
         r.links[1].upstream = NOWHERE
         r.links[1].cut()
@@ -167,9 +171,9 @@ async def test_what_a_lost_worker_ran_goes_on_at_the_other() -> None:
 @run_async
 async def test_a_worker_that_is_cut_off_delays_no_other() -> None:
     """No byte comes through to one of two: the other's requests end meanwhile; when it is back, so do its own."""
-    expected = await undisturbed(60)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
-        handles = await r.submit_all(60)
+        handles = await r.submit_all(40)
         await r.gateway.tokens_of(handles[6], 10)
         r.links[1].hold()
         at_once = [await r.gateway.end_of(handle) for handle in handles[::2]]
@@ -194,9 +198,9 @@ async def both_serve(r: Ranks) -> None:
 @run_async
 async def test_a_worker_of_another_boot_takes_the_rank_over() -> None:
     """R178: a new process answers at once at the same address: a new epoch for that lane alone."""
-    expected = await undisturbed(80)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), worker(**SLOW) as (c,), ranks(a, b) as r:
-        handles = await r.submit_all(80)
+        handles = await r.submit_all(40)
         await r.gateway.tokens_of(handles[0], 10)
         r.links[0].upstream = c
         r.links[0].cut()
@@ -211,9 +215,9 @@ async def test_a_worker_of_another_boot_takes_the_rank_over() -> None:
 @run_async
 async def test_all_workers_lost_and_back() -> None:
     """Not serving while there is none; all streams end as if nothing had happened."""
-    expected = await undisturbed(60)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
-        handles = await r.submit_all(60)
+        handles = await r.submit_all(40)
         await r.gateway.tokens_of(handles[0], 10)
         for link in r.links:
             link.upstream = NOWHERE
@@ -225,19 +229,20 @@ async def test_all_workers_lost_and_back() -> None:
         await r.admin.assert_all_free()
 
 
+@pytest.mark.parametrize(("num_tokens", "num_cuts"), [(50, 6), pytest.param(100, 12, marks=pytest.mark.long)])
 @run_async
-async def test_random_losses_never_lose_or_repeat_a_token() -> None:
+async def test_random_losses_never_lose_or_repeat_a_token(num_tokens: int, num_cuts: int) -> None:
     """R190: streams of both ranks break at random, onto the same or another process, or for good for a while."""
     rng = random.Random(11)
-    expected = await undisturbed(100)
+    expected = await undisturbed(num_tokens)
     async with (
         worker(**SLOW) as (a,),
         worker(**SLOW) as (b,),
         worker(**SLOW) as (c,),
         ranks(a, b, max_worker_losses=50) as r,
     ):
-        handles, free = await r.submit_all(100), c
-        for at in sorted(rng.sample(range(1, 95), 12)):
+        handles, free = await r.submit_all(num_tokens), c
+        for at in sorted(rng.sample(range(1, num_tokens - 5), num_cuts)):
             await r.gateway.tokens_of(handles[rng.randrange(7)], at)
             link = rng.choice(r.links)
             dice = rng.random()
@@ -247,7 +252,7 @@ async def test_random_losses_never_lose_or_repeat_a_token() -> None:
                 free, link.upstream = link.upstream, NOWHERE
             link.cut()
         assert await r.tokens(handles) == expected
-        assert sum(link.num_connections for link in r.links) >= 10
+        assert sum(link.num_connections for link in r.links) >= num_cuts - 2
         await r.admin.assert_all_free()
 
 
@@ -271,7 +276,7 @@ async def test_it_serves_once_all_workers_are_there() -> None:
 @run_async
 async def test_workers_allocate_the_least_of_each_count() -> None:
     """As many blocks in each rank as the smallest worker has; also when a smaller one takes a rank over."""
-    expected = await undisturbed(40)
+    expected = await undisturbed(24)
     async with (
         worker(**{**SLOW, "num_gpu_blocks": 40}) as (a,),
         worker(**{**SLOW, "num_gpu_blocks": 60}) as (b,),
@@ -279,7 +284,7 @@ async def test_workers_allocate_the_least_of_each_count() -> None:
         ranks(a, b) as r,
     ):
         assert (await r.admin.blocks()).gpu.total == 2 * 39
-        handles = await r.submit_all(40)
+        handles = await r.submit_all(24)
         await r.gateway.tokens_of(handles[0], 5)
         r.links[1].upstream = c
         r.links[1].cut()
@@ -304,11 +309,11 @@ async def test_workers_with_different_models_are_refused() -> None:
 @run_async
 async def test_several_lanes_of_one_worker() -> None:
     """R176, R183: scheduler groups and skew slots are steps in flight of one worker. None has room for more than three of seven."""
-    expected = await undisturbed(30)
+    expected = await undisturbed(16)
     sizes = ("infer.pp_size=3", "infer.max_reqs=7")
     for policy in ("chitu", "chitu-skew"):
         async with worker(**SLOW) as (a,), ranks(a, policy=policy, policy_set=sizes) as r:
-            assert await r.tokens(await r.submit_all(30)) == expected
+            assert await r.tokens(await r.submit_all(16)) == expected
             steps = await r.admin.steps()
             assert {report.lane for report in steps} == {0, 1, 2}
             assert [report.lane for report in steps[:3]] == [0, 1, 2]

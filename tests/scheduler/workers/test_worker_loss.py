@@ -46,27 +46,31 @@ async def behind_proxy(worker_address: str, **values: Any) -> AsyncIterator[tupl
 
 
 @once
-async def undisturbed(max_tokens: int) -> list[list[int]]:
-    """What each prompt gives when nothing goes wrong."""
+async def _longest() -> list[list[int]]:
     async with stack({"num_gpu_blocks": 512}) as s:
-        handles = [await s.gateway.submit(p, max_tokens=max_tokens) for p in PROMPTS]
+        handles = await s.gateway.submit_all(PROMPTS, max_tokens=100)
         return [(await s.gateway.end_of(h)).tokens for h in handles]
+
+
+async def undisturbed(max_tokens: int) -> list[list[int]]:
+    """What each prompt gives when nothing goes wrong: the first `max_tokens`, at most 100."""
+    return [tokens[:max_tokens] for tokens in await _longest()]
 
 
 @run_async
 async def test_a_broken_stream_resumes_in_its_epoch() -> None:
     """Same worker process: rows and results are still there, nothing is recomputed, tokens come exactly once."""
-    expected = await undisturbed(80)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (address,), behind_proxy(address) as (link, gateway, admin):
-        handles = [await gateway.submit(p, max_tokens=80) for p in PROMPTS]
-        for at in (5, 25, 50):
+        handles = [await gateway.submit(p, max_tokens=40) for p in PROMPTS]
+        for at in (3, 12, 25):
             await gateway.tokens_of(handles[0], at)
             link.cut()
         assert [(await gateway.end_of(h)).tokens for h in handles] == expected
         assert link.num_connections >= 4
         steps = await admin.steps()
         assert {r.epoch for r in steps} == {1} and not any(r.error for r in steps)
-        assert sum(r.computed_tokens for r in steps) == sum(len(p) + 79 for p in PROMPTS)
+        assert sum(r.computed_tokens for r in steps) == sum(len(p) + 39 for p in PROMPTS)
         assert all(gateway.outputs[h].finished.account.num_migrations == 0 for h in handles)
         await admin.assert_all_free()
 
@@ -74,15 +78,15 @@ async def test_a_broken_stream_resumes_in_its_epoch() -> None:
 @run_async
 async def test_another_worker_goes_on_with_the_tokens() -> None:
     """A worker of another boot: new epoch, all that ran is recomputed from its tokens, prefixes of the old one are forgotten."""
-    expected = await undisturbed(80)
+    expected = await undisturbed(40)
     async with worker(**SLOW) as (first,), worker(**SLOW) as (second,), behind_proxy(first) as (link, gateway, admin):
-        handles = [await gateway.submit(p, max_tokens=80) for p in PROMPTS]
-        await gateway.tokens_of(handles[0], 20)
+        handles = [await gateway.submit(p, max_tokens=40) for p in PROMPTS]
+        await gateway.tokens_of(handles[0], 10)
         link.upstream = second
         link.cut()
         assert [(await gateway.end_of(h)).tokens for h in handles] == expected
         accounts = [gateway.outputs[h].finished.account for h in handles]
-        assert all(a.num_migrations == 1 and a.preempted_ns > 0 and a.completion_tokens == 80 for a in accounts)
+        assert all(a.num_migrations == 1 and a.preempted_ns > 0 and a.completion_tokens == 40 for a in accounts)
         assert any("lost" in state.reason for state in gateway.states) and gateway.states[-1].serving
         await admin.assert_all_free()
         reports = await admin.steps()
@@ -92,14 +96,14 @@ async def test_another_worker_goes_on_with_the_tokens() -> None:
 @run_async
 async def test_a_worker_with_less_memory_and_a_new_core() -> None:
     """It comes back with fewer blocks: the core is built anew, requests go on with their tokens."""
-    expected = await undisturbed(60)
+    expected = await undisturbed(30)
     async with (
         worker(**SLOW) as (first,),
         worker(**{**SLOW, "num_gpu_blocks": 16}) as (second,),
         behind_proxy(first) as (link, gateway, admin),
     ):
-        handles = [await gateway.submit(p, max_tokens=60) for p in PROMPTS]
-        await gateway.tokens_of(handles[0], 20)
+        handles = [await gateway.submit(p, max_tokens=30) for p in PROMPTS]
+        await gateway.tokens_of(handles[0], 10)
         link.upstream = second
         link.cut()
         assert [(await gateway.end_of(h)).tokens for h in handles] == expected
@@ -273,23 +277,24 @@ async def test_poisonous_requests_fail_alone() -> None:
         await s.admin.assert_all_free()
 
 
+@pytest.mark.parametrize(("num_tokens", "num_cuts"), [(50, 5), pytest.param(100, 10, marks=pytest.mark.long)])
 @run_async
-async def test_random_cuts_never_lose_or_repeat_a_token() -> None:
+async def test_random_cuts_never_lose_or_repeat_a_token(num_tokens: int, num_cuts: int) -> None:
     """Streams break at random, half the time onto another worker: every output is the undisturbed one."""
     rng = random.Random(5)
-    expected = await undisturbed(100)
+    expected = await undisturbed(num_tokens)
     async with (
         worker(**SLOW) as (first,),
         worker(**SLOW) as (second,),
         behind_proxy(first, max_worker_losses=50) as (link, gateway, admin),
     ):
-        handles = [await gateway.submit(p, max_tokens=100) for p in PROMPTS]
-        for at in sorted(rng.sample(range(1, 95), 10)):
+        handles = [await gateway.submit(p, max_tokens=num_tokens) for p in PROMPTS]
+        for at in sorted(rng.sample(range(1, num_tokens - 5), num_cuts)):
             await gateway.tokens_of(handles[0], at)
             link.upstream = rng.choice([first, second])
             link.cut()
         assert [(await gateway.end_of(h)).tokens for h in handles] == expected
-        assert link.num_connections >= 8
+        assert link.num_connections >= num_cuts - 2
         await admin.assert_all_free()
 
 

@@ -22,7 +22,7 @@ from tests.support.services.harness import run_async, stack
 SLOW = {"time_scale": 1.0, "step_base_s": 0.004, "num_gpu_blocks": 40}
 
 
-@pytest.mark.parametrize("asked", [(4, 8), pytest.param(range(9), marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize("asked", [(8,), pytest.param(range(9), marks=pytest.mark.long)], ids=len)
 @run_async
 async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(
     asked: Sequence[int], tmp_path: Path, record_property: Callable[[str, object], None]
@@ -45,7 +45,7 @@ async def test_each_wait_names_a_knob_and_a_value_that_would_have_done(
     segments = list(Recording(path).segments())
     waits = [(a["id"], e) for a in answers for e in a["episodes"] if e["queue"] == "waiting"]
     named = [(name, e, needs_of(e)) for name, e in waits if needs_of(e)]
-    assert len(named) >= 2 * len(asked) // 3
+    assert len(named) >= max(1, 2 * len(asked) // 3)
     for request_id, episode, needs in named:
         probe = PastStep.at(segments, episode["from_step"])
         assert is_let_in(probe, request_id, needs), (request_id, episode)
