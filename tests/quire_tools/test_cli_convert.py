@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from quire.built_in_model import default_model
+from quire.cli import main
 from quire_tools.convert import checkpoint, child
 from quire_tools.convert.isolated import TensorFacts
 from svc_common.errors import ConfigError, FailedPrecondition, Internal
-from tests.support.stack.up_process import ROOT, run_quire
+from tests.support.stack.up_process import ROOT
 from worker_svc.model.stored_weights import header_of
 
 WEIGHTS = {
@@ -73,14 +74,16 @@ def test_shards_become_safetensors(tmp_path: Path) -> None:
         checkpoint.convert(source, made, force=False, on_bytes=read.append)
 
 
-def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
-    """The command as a person runs it: status 1, what the file wanted, no DST; what it wanted to run was not run."""
+def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole command: status 1, what the file wanted, no DST; what it wanted to run was not run."""
     source, mark = tmp_path / "evil", tmp_path / "ran"
     source.mkdir()
     malicious(source / "pytorch_model.bin", mark)
-    result = run_quire("convert", str(source), str(tmp_path / "new"))
-    assert result.returncode == 1, result.stderr
-    assert "posix.system" in result.stderr and "nothing of it was run" in result.stderr
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", str(source), str(tmp_path / "new")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1, said
+    assert "posix.system" in said and "nothing of it was run" in said
     assert not mark.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["evil"], "nothing is left behind"
 

@@ -41,6 +41,7 @@ def test_a_share_that_fails_fails_all(
     """Whichever it is; a share without a matching test does not."""
     (tmp_path / "test_passes.py").write_text("def test_passes() -> None: ...\n", encoding="utf-8")
     (tmp_path / "test_fails.py").write_text("def test_FAILS() -> None:\n    assert False\n", encoding="utf-8")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(shares, "_LOGS", tmp_path)
     monkeypatch.setattr(shares, "ROOT", tmp_path)
     listed = {"one": ("test_passes.py",), "two": ("test_fails.py",)}

@@ -113,7 +113,7 @@ async def test_the_page_sees_each_step_as_it_was() -> None:
     """Steps, grants, tables rebuilt from what changed, queues with reasons, pools and cached blocks: equal to the admin API."""
     serial = stack(SLOW, policy_set=("max_num_seqs=2",), overlap=False)
     async with serial as running, lab(running) as (http, _), opened(http) as page:
-        handles = [await running.gateway.submit([*PROMPT, i], max_tokens=60, request_id=f"r{i}") for i in range(5)]
+        handles = [await running.gateway.submit([*PROMPT, i], max_tokens=30, request_id=f"r{i}") for i in range(5)]
         await eventually(lambda: any(len(s["requests"]) == 5 for s in page.states()), "requests are shown")
         shown = next(s for s in page.states() if len(s["requests"]) == 5)
         reasons = {r["id"]: (r["queue"], r["reason"]) for r in shown["requests"]}

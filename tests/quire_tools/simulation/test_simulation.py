@@ -161,7 +161,7 @@ def test_shared_history_is_found_in_the_cache(name: str) -> None:
 
 
 def serve(name: str, **limits: int) -> SimulationHistory:
-    workload = WORKLOADS[name](1, 40, 4.0)
+    workload = WORKLOADS[name](1, 20, 4.0)
     sizes = {"block_size": 16, "max_model_len": 8_192, "max_num_seqs": 64, "max_num_batched_tokens": 2_048}
     core = core_of("vllm-v1", **{**sizes, **limits})
     return Simulation(core, workload.arrivals(), workload.tokens(), CostModel(base_s=0.01)).run()

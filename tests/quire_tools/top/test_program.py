@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli import main
 from quire.operators.admin import AdminClient
 from quire_tools.reasons_now import BEFORE
 from quire_tools.top import screen
@@ -24,7 +25,7 @@ from svc_common.errors import InvalidArgument, Unavailable
 from tests.quire_tools.top.answers import busy
 from tests.quire_tools.top.scripted_scheduler import ScriptedScheduler
 from tests.support.core.recorded_lives import recorded
-from tests.support.stack.up_process import ROOT, run_quire
+from tests.support.stack.up_process import ROOT
 
 
 @pytest.fixture
@@ -88,13 +89,15 @@ def test_a_reader_ends_with_what_cannot_be_helped() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_once_as_text_and_as_json(scheduler: ScriptedScheduler) -> None:
+def test_once_as_text_and_as_json(scheduler: ScriptedScheduler, capsys: pytest.CaptureFixture[str]) -> None:
     """One look; a scheduler that is not there is not waited for."""
     written: list[str] = []
     with AdminClient(scheduler.address) as client:
         screen.once(LiveTopSource(client), written.append, as_json=False)
     assert "84 waiting: BEHIND" in written[0]
-    values = json.loads(run_quire("top", "--once", "--json", "--admin", scheduler.address).stdout)
+    with pytest.raises(SystemExit, match="0"):
+        main(["top", "--once", "--json", "--admin", scheduler.address])
+    values = json.loads(capsys.readouterr().out)
     assert (values["waiting"], values["steps"]["last_step"]) == (85, 400)
     scheduler.stop()
     with AdminClient(scheduler.address) as client, pytest.raises(Unavailable, match="no admin listener"):

@@ -30,6 +30,9 @@ _LITERALS = {
     "header": re.compile(r"(?:x|quire|retry|idempotency)-[a-z][a-z-]*[a-z]"),
     "path": re.compile(r"/(?:[\w{}:.-]*[\w}]/?)*"),
 }
+_MAY_HAVE_LITERALS = re.compile(
+    r"LOGGER|(?:QUIRE|OTEL|OMP|KMP|HF|XDG|OPENAI|TRITON|MALLOC|CUDA)_|CXX|\b(?:x|quire|retry|idempotency)-"
+)
 _FIELD_KINDS = {
     value: name.removeprefix("TYPE_").lower()
     for name, value in vars(FieldDescriptor).items()
@@ -157,11 +160,14 @@ def literals() -> Iterator[str]:
     """Environment variables, headers, paths of HTTP and names of loggers, as the code writes them."""
     for name in (*_SERVICES, "kernels"):
         for path in Path(name).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            if name != "gateway_svc" and not _MAY_HAVE_LITERALS.search(text):
+                continue
+            for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     kinds = [kind for kind, pattern in _LITERALS.items() if pattern.fullmatch(node.value)]
                     yield from (f"{kind} {node.value}" for kind in kinds if kind != "path" or name == "gateway_svc")
-                elif isinstance(node, ast.Assign) and "LOGGER" in ast.unparse(node.targets[0]):
+                elif isinstance(node, ast.Assign) and "LOGGER" in text and "LOGGER" in ast.unparse(node.targets[0]):
                     yield f"logger {ast.unparse(node.value)}"
 
 

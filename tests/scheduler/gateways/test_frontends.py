@@ -183,7 +183,7 @@ async def test_losing_the_stream_cancels_what_cannot_be_resumed() -> None:
 @run_async
 async def test_no_reader_returns_within_the_grace_time() -> None:
     """Held requests are cancelled when the grace time is over, also when the gateway came back without asking for them."""
-    async with stack(SLOW, frontend_grace_s=1.0) as s:
+    async with stack({**SLOW, "step_base_s": 0.03}, frontend_grace_s=1.0) as s:
         for comes_back in (False, True):
             async with Gateway(s.address, "second") as second:
                 handle = await second.submit(PROMPT, max_tokens=3000, request_id=f"r{comes_back}", resumable=True)
@@ -257,7 +257,7 @@ async def test_a_gateway_that_was_away_does_not_take_a_request_back() -> None:
 @run_async
 async def test_a_request_whose_reader_went_alone_is_held() -> None:
     """Detach: it goes on, from whichever gateway it is read; goodbye does not end it, the end of the grace time does."""
-    async with stack(SLOW, frontend_grace_s=1.0) as s:
+    async with stack({**SLOW, "step_base_s": 0.03}, frontend_grace_s=1.0) as s:
         async with Gateway(s.address, "second") as second:
             handle = await second.submit(PROMPT, max_tokens=3000, request_id="r", resumable=True)
             await second.tokens_of(handle, 3)
