@@ -28,5 +28,5 @@ def grant_of(rows: FastRows, scheduled: Ints, state: CoreState) -> StepGrant | N
     num_steps = min(state.limits.max_granted_steps, num_free_slots, num_left)
     if num_steps < 1:
         return None
-    stops = np.unique(rows.stop_ids)
-    return StepGrant(num_steps, tuple(stops[stops != NO_TOKEN].tolist()))
+    stops = set(rows.stop_ids.ravel().tolist()) - {NO_TOKEN}
+    return StepGrant(num_steps, tuple(sorted(stops)))
