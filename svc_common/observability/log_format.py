@@ -100,6 +100,13 @@ def _type_name(kind: type[BaseException]) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def formatter(form: LogFormat, service: str = "") -> DiscreetFormatter:
+    """The formatter of a process's log. `service`: its name in JSON."""
+    return (
+        JsonFormatter(service) if form is LogFormat.JSON else DiscreetFormatter("%(levelname)s %(name)s: %(message)s")
+    )
+
+
 def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "") -> None:
     """Configure the process's log on standard error.
 
@@ -107,9 +114,7 @@ def set_up(level: str | None, form: LogFormat = LogFormat.TEXT, service: str = "
     warnings.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonFormatter(service) if form is LogFormat.JSON else DiscreetFormatter("%(levelname)s %(name)s: %(message)s")
-    )
+    handler.setFormatter(formatter(form, service))
     handler.addFilter(_is_no_departure)
     logging.basicConfig(level=level or _DEFAULT_LEVEL, handlers=[handler])
     logging.captureWarnings(form is LogFormat.JSON)

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from svc_common.observability.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
-_UNCONNECTED = ("WARNING gateway_svc.engine.scheduler_link: ", "WARNING scheduler_svc.workers.link: ")
-"""Warnings of services that cannot reach each other, which is as it should be until all have started."""
+_LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link")
+"""They warn that services cannot reach each other, which is as it should be until all have started."""
 
 
 class LoadProgress:
@@ -46,7 +46,7 @@ class LoadProgress:
 
         Left out: its error, which comes as the command's own, and while the services start, that one cannot reach another.
         """
-        if line.startswith(_ERROR) or (self._is_starting and line.startswith(_UNCONNECTED)):
+        if line.startswith(_ERROR) or (self._is_starting and any(logger in line for logger in _LINKS)):
             return
         self._write(service, f"{service}: {line}", line)
 

@@ -1,6 +1,7 @@
 """`quire up`: what it prints, that what dies is started again, and that nothing outlives it."""
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.serving.load_progress import LoadProgress
 from quire.client.sampling_params import SamplingParams
 from quire.client.sync_client import Client
+from svc_common.observability.log_format import LogFormat, formatter
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.kill_signs import LOADING
 from tests.support.stack.up_process import ROOT, SERVICE_LINE, UpProcess, is_running, wait_gone
@@ -82,6 +85,25 @@ def test_a_worker_that_is_loading_is_not_killed(number: int, tmp_path: Path) -> 
         assert up.stop(number) == 0
         assert wait_gone(list(up.pids.values()), timeout_s=0.5) == []
     assert not any("killed" in line or "Traceback" in line for line in up.errors), up.errors
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_services_that_do_not_reach_each_other_yet_are_no_news(
+    form: LogFormat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until all have started; in both forms of the log."""
+    record = logging.LogRecord(
+        "gateway_svc.engine.scheduler_link", logging.WARNING, "", 0, "it cannot be used", (), None
+    )
+    line = formatter(form, "gateway").format(record)
+    with LoadProgress(form) as progress:
+        progress.line("gateway", line)
+        assert capsys.readouterr().err == ""
+        progress.line("gateway", line.replace("scheduler_link", "other"))
+        assert "cannot be used" in capsys.readouterr().err
+        progress.finish()
+        progress.line("gateway", line)
+        assert "cannot be used" in capsys.readouterr().err
 
 
 def test_warnings_stand_above_the_progress_bar() -> None:
