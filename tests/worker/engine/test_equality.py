@@ -41,7 +41,7 @@ def test_one_by_one(world):
     for i, prompt in enumerate(prompts_of(1)):
         generate(driver, f"p{i}", prompt, NEW_TOKENS)
     check(driver, expected)
-    assert all(len(set(made.token_ids)) >= 15 for made in expected)
+    assert min(len(set(made.token_ids)) for made in expected) >= 12
 
 
 def test_mixed_batch_with_chunks_and_late_arrivals(world):
