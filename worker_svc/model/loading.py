@@ -154,11 +154,11 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
 
     on_weights(0.0)
     where = _loaded_onto(device)
-    name = attention.register()
+    attends = attention.register()
     packs = () if cache is None else cache.find()
-    loaded, stored = checkpoint.load_model(found, cls, dtype, name, on_weights, where, packed_cache.shapes(packs))
+    loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, packed_cache.shapes(packs))
     if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
-        packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, name, on_weights, where)
+        packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     model = RowModel(loaded, kernels)

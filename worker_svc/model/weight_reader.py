@@ -56,10 +56,8 @@ class OnDemand:
         left_out: Mapping[str, tuple[int, int]],
     ) -> None:
         nothing = torch.tensor(torch.nan, dtype=dtype)
-        reads = dict(tensors) | {
-            name: partial(nothing.expand, shape) for name, shape in left_out.items() if name in tensors
-        }
-        self.state = {name: _Taken(self, name, read) for name, read in reads.items()}
+        absent = {name: partial(nothing.expand, shape) for name, shape in left_out.items() if name in tensors}
+        self.state = {name: _Taken(self, name, read) for name, read in {**tensors, **absent}.items()}
         self.forms: dict[str, tuple[torch.Tensor, QuantizedWeight]] = {}
         self.quantized: set[str] = set()
         self.problem: Exception | None = None

@@ -46,7 +46,8 @@ class LoadProgress:
 
         Left out: its error, which comes as the command's own, and while the services start, that one cannot reach another.
         """
-        if line.startswith(_ERROR) or (self._is_starting and any(logger in line for logger in _LINKS)):
+        is_unconnected = "WARNING" in line and any(logger in line for logger in _LINKS)
+        if line.startswith(_ERROR) or (self._is_starting and is_unconnected):
             return
         self._write(service, f"{service}: {line}", line)
 

@@ -99,8 +99,9 @@ def test_services_that_do_not_reach_each_other_yet_are_no_news(
     with LoadProgress(form) as progress:
         progress.line("gateway", line)
         assert capsys.readouterr().err == ""
-        progress.line("gateway", line.replace("scheduler_link", "other"))
-        assert "cannot be used" in capsys.readouterr().err
+        for other in (line.replace("scheduler_link", "other"), line.replace("WARNING", "ERROR")):
+            progress.line("gateway", other)
+            assert "cannot be used" in capsys.readouterr().err
         progress.finish()
         progress.line("gateway", line)
         assert "cannot be used" in capsys.readouterr().err

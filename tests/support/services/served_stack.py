@@ -10,14 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from protos.inference.v1 import inference_pb2 as pb
 from tests.support.services.harness import scheduler, worker
 from tests.support.services.scripted_engine import gateway
+from tests.support.tree import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 START_S = 60.0
 # Steps that read a long context take long.
 WORKER: dict[str, Any] = {"time_scale": 0.5, "context_token_s": 1e-5}
