@@ -9,11 +9,12 @@ from quire.local_stack.stack import LocalStack
 from quire.operators.admin import AdminClient
 
 _SETTLE_S = 15.0
+_NUM_FOLLOWING = 40
 _ERROR_LINE = re.compile(r"^(ERROR|CRITICAL|Traceback)|Task exception was never retrieved|was never awaited")
 
 
 class Log:
-    """What the services write to standard error. `lines`: all; `errors`: those of level ERROR."""
+    """What the services write to standard error. `lines`: all; `errors`: those of level ERROR, with the lines that follow."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -23,7 +24,8 @@ class Log:
 
     @property
     def errors(self) -> list[str]:
-        return [line for line in self.lines if _ERROR_LINE.search(line.partition(": ")[2])]
+        found = [i for i, line in enumerate(self.lines) if _ERROR_LINE.search(line.partition(": ")[2])]
+        return ["\n".join(self.lines[i : i + _NUM_FOLLOWING]) for i in found]
 
 
 def resident_bytes(stack: LocalStack) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A canary in everything that a caller writes appears in no log, span, metric, error or recording."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -68,10 +69,9 @@ class Watched:
 
     def get(self, path: str, address: str = "") -> str:
         connection = http.client.HTTPConnection(address or self.stack.http_url.removeprefix("http://"), timeout=30)
-        connection.request("GET", path)
-        text = connection.getresponse().read().decode()
-        connection.close()
-        return text
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
 
     def metrics(self, address: str) -> str:
         """Of a service that may be on its way back."""
