@@ -106,7 +106,7 @@ quick: setup ## the tests of pure packages: scheduler core, block manager, gatew
 	@$(VENV_PYTHON) -m tests.shares quick $(ARGS)
 
 .PHONY: test
-test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 9 to 11 minutes on two slow cores
+test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 8 to 11 minutes on two slow cores
 	@$(VENV_PYTHON) -m tests.shares test $(ARGS)
 
 .PHONY: test-long

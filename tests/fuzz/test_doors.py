@@ -17,7 +17,7 @@ MOST_GROWTH_BYTES = 96 * 2**20
 def _assert_unharmed(stack: LocalStack, log: traces.Log, account: campaign.Account) -> None:
     assert account.wrong == [], "\n".join(account.wrong)
     traces.wait_until_nothing_is_left(stack)
-    assert log.errors == []
+    assert log.errors == [], "\n".join(log.errors)
 
 
 def test_some(stack: LocalStack, log: traces.Log, record_property: Callable[[str, object], None]) -> None:

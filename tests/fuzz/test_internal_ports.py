@@ -88,7 +88,7 @@ def test_malformed_messages_are_refused_typed(
             if raw is MALFORMED[0] or any(field.type == field.TYPE_STRING for field in method.input_type.fields):
                 error = _refusal(address, service, method.name, raw)
                 assert (error.status, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_MESSAGE"), method.full_name
-    assert log.errors == []
+    assert log.errors == [], "\n".join(log.errors)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_adapter_path_that_no_file_system_takes(
     with AdminClient(stack.admin_address) as admin, pytest.raises(InvalidArgument, match="path"):
         admin.load_adapter("sql", path)
         admin.unload_adapter("sql")
-    assert log.errors == []
+    assert log.errors == [], "\n".join(log.errors)
 
 
 def test_an_adapter_cannot_have_the_models_name(stack: LocalStack) -> None:
@@ -125,7 +125,7 @@ def _fuzz(stack: LocalStack, worker: ServiceProcess, log: traces.Log, num_inputs
     with contextlib.suppress(InvalidArgument):
         traces.wait_until_nothing_is_left(stack)
     worker.check()
-    assert log.errors == []
+    assert log.errors == [], "\n".join(log.errors)
     assert len(account.ended) > 3
     return account
 

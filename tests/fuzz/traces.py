@@ -14,7 +14,7 @@ _ERROR_LINE = re.compile(r"^(ERROR|CRITICAL|Traceback)|Task exception was never 
 
 
 class Log:
-    """What the services write to standard error. `lines`: all; `errors`: those of level ERROR, with the lines that follow."""
+    """What the services write to standard error. `lines`: all; `errors`: errors and tracebacks, each with the lines that follow."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
