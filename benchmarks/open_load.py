@@ -39,7 +39,10 @@ class Flow:
 
 @dataclass(slots=True)
 class Sent:
-    """One call. Times in seconds since the run began; `first_s` None: no token. `end`: "ended", or status and reason."""
+    """One call. Times in seconds since the run began; `first_s` None: no token.
+
+    `end`: "ended", the status and reason that the gateway gave, or the status and message of the transport.
+    """
 
     flow: str
     at_s: float
@@ -106,7 +109,8 @@ class OpenLoad:
             sent.end = "ended"
         except grpc.aio.AioRpcError as error:
             known = rpc.from_rpc_error(error)
-            sent.end, sent.has_retry_time = f"{known.status} {known.reason}", known.retry_after_s is not None
+            why = known.reason if rpc.is_from_peer(error) else f"{error.details()} ({error.debug_error_string()})"
+            sent.end, sent.has_retry_time = f"{known.status} {why}", known.retry_after_s is not None
         sent.over_s = self._now
 
 
