@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from protos.inference.v1 import inference_pb2 as pb
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -41,8 +43,8 @@ def template_arguments(text: str) -> Any:
     Model output that is no object stays text.
     """
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = from_json(text or "{}")
+    except ValueError:
         return text
     return arguments if isinstance(arguments, dict) else text
 

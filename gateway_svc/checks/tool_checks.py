@@ -1,9 +1,10 @@
 """Checks of a chat's tools, tool choice and template arguments, before rendering. Pure."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from gateway_svc.checks.violations import Violations
 from protos.inference.v1 import inference_pb2 as pb
@@ -102,20 +103,11 @@ def _check_template_arguments(text: str, found: Violations) -> None:
 def _json_object(text: str, field: str, found: Violations) -> dict[str, Any] | None:
     """Parse a JSON object; on failure adds a violation and returns None."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # an escaped lone surrogate is not valid text
-    except json.JSONDecodeError as error:
-        found.add(field, f"is no JSON: {error.msg} at line {error.lineno}, column {error.colno}")
-        return None
-    except (ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else "a number or text in it is none"
-        found.add(field, f"is no JSON of use: {what}")
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        found.add(field, f"is no JSON: {error}")
         return None
     if not isinstance(value, dict):
         found.add(field, "must be a JSON object")
         return None
     return value
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")

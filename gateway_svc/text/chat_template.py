@@ -83,7 +83,7 @@ class ChatTemplate:
         try:
             with _TimeLimit(MAX_RENDER_S):
                 prompt = self._bounded(given)
-            prompt.encode()  # an escaped lone surrogate in arguments is not valid text
+            prompt.encode()  # a template may write a lone surrogate, which is not valid text
         except _RefusedError as error:
             raise _refused(self._words.of_refusal(str(error))) from error
         except _OverBoundError as error:

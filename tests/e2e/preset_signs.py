@@ -40,11 +40,17 @@ def cuts(life: Life) -> None:
 
 
 def no_request_joins(life: Life) -> None:
-    """R1: an admitted request finds none of the batch before; a preempted one waits for the next batch as well."""
+    """R1: an admitted request finds none of the batch before; a preempted one waits for the next batch as well.
+
+    Where a worker was lost (its connection, on a starved machine), a new epoch begins with a new batch.
+    """
     batch: set[str] = set()
+    epoch = 0
     for step in life.steps:
         here = {request_of(name) for name in step["tables"]}
-        assert not here - batch or not batch & here, f"step {step['step']}: {here - batch} joined {batch & here}"
+        batch, epoch = batch if step["epoch"] == epoch else set(), step["epoch"]
+        where = f"step {step['step']} of epoch {epoch}"
+        assert not here - batch or not batch & here, f"{where}: {here - batch} joined {batch & here}"
         batch = here
     assert life.replayed.reasons["BATCH_UNDER_WAY"]
 

@@ -72,7 +72,7 @@ def test_good_grammars_come_out_normalised(
     ("kind", "text", "said"),
     [
         (JSON_SCHEMA, '{"type": "foo"}', "json_schema: is no JSON schema that can be used: Invalid type: ..."),
-        (JSON_SCHEMA, '{"type":\n "object"', "is no JSON: Expecting ',' delimiter at line 2, column 10"),
+        (JSON_SCHEMA, '{"type":\n "object"', "is no JSON: EOF while parsing an object at line 2 column 9"),
         (JSON_SCHEMA, "[]", "must be a JSON object or true"),
         (JSON_SCHEMA, "false", "Unsatisfiable schema"),
         (
@@ -84,13 +84,13 @@ def test_good_grammars_come_out_normalised(
         (JSON_SCHEMA, '{"$ref": "http://example.com/a.json"}', "is no JSON schema that can be used"),
         (JSON_SCHEMA, '{"$ref": "#/$defs/none"}', "Pointer '...' does not exist"),
         (JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)b"}', "look-around"),
-        (JSON_SCHEMA, '{"maximum": NaN}', "is no JSON: it has the number NaN"),
+        (JSON_SCHEMA, '{"maximum": NaN}', "is no JSON: expected value at line 1 column 13"),
         (JSON_SCHEMA, '{"maximum": 1e999}', "out of range"),
-        (JSON_SCHEMA, '{"maximum": ' + "9" * 5000 + "}", "is no JSON of use"),
-        (JSON_SCHEMA, '{"const": "\\ud800"}', "lone surrogate"),
-        (JSON_SCHEMA, '{"items":' * 300 + "{}" + "}" * 300, "nested too deeply"),
-        (JSON_SCHEMA, "[" * 100_000, "nested too deeply"),
-        (JSON_SCHEMA, '{"const": 1} }, {"lark_grammar": "start: /x/"}', "is no JSON: Extra data"),
+        (JSON_SCHEMA, '{"maximum": ' + "9" * 5000 + "}", "is no JSON: number out of range"),
+        (JSON_SCHEMA, '{"const": "\\ud800"}', "is no JSON: "),
+        (JSON_SCHEMA, '{"items":' * 300 + "{}" + "}" * 300, "recursion limit exceeded"),
+        (JSON_SCHEMA, "[" * 100_000, "recursion limit exceeded"),
+        (JSON_SCHEMA, '{"const": 1} }, {"lark_grammar": "start: /x/"}', "is no JSON: trailing characters"),
         (JSON_SCHEMA, '{"x-guidance": {"nonsense": 1}}', "unknown field `...`"),
         (JSON_SCHEMA, "", "is empty"),
         (REGEX, "[a-", "regex: is no regular expression that can be used: unclosed character class"),
@@ -124,6 +124,38 @@ def test_bad_grammars_are_refused_by_name(
     first = refusal(checker, kind, text)
     assert first.startswith(f"structured_output.{GRAMMAR_FIELDS[kind]}: ") and said in first
     assert refusal(checker, kind, text) == first
+
+
+def longest_chain(level: str, kind: common_pb2.GrammarKind) -> tuple[str, int]:
+    """As many definitions as a grammar may have, each (ME) referring to the next (NEXT), and the number of the missing last."""
+    count = grammars.MAX_GRAMMAR_BYTES[kind] // (len(level) + 4) - 20
+    return "".join(level.replace("ME", f"{i:04}").replace("NEXT", f"{i + 1:04}") for i in range(count)), count
+
+
+@pytest.mark.parametrize(
+    ("level", "is_accepted"),
+    [
+        ('"ME":{"patternProperties":{"^a":{"$ref":"#/NEXT"}}},', True),
+        ('"ME":{"items":{"$ref":"#/NEXT"}},', False),
+        ('"ME":{"anyOf":[{"$ref":"#/NEXT"}]},', False),
+        ('"ME":{"$ref":"#/NEXT"},', False),
+    ],
+)
+def test_the_longest_chain_of_schemas_is_survived(checker: GrammarChecker, level: str, is_accepted: bool) -> None:
+    """The engine recurses along it; on a usual stack the process would end."""
+    definitions, last = longest_chain(level, JSON_SCHEMA)
+    text = f'{{{definitions}"{last:04}":{{}},"$ref":"#/0000"}}'
+    if is_accepted:
+        assert checker.check(JSON_SCHEMA, text).text
+    else:
+        assert any(why in refusal(checker, JSON_SCHEMA, text) for why in ("too complex", "more than 100 levels"))
+
+
+@pytest.mark.parametrize("rule", ["rME:rNEXT\n", "RME:RNEXT\n"])
+def test_the_longest_chain_of_rules_is_survived(checker: GrammarChecker, rule: str) -> None:
+    """Of rules and of terminals."""
+    rules, last = longest_chain(rule, LARK)
+    assert checker.check(LARK, f'start: {rule[0]}0000\n{rules}{rule[0]}{last:04}:"x"\n').text
 
 
 @pytest.mark.parametrize("kind", [JSON_SCHEMA, REGEX, CHOICE, LARK])
