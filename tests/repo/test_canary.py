@@ -73,13 +73,18 @@ class Watched:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
 
-    def metrics(self, address: str) -> str:
+    def metrics(self, name: str, address: str) -> str:
         """Of a service that may be on its way back."""
         deadline = time.monotonic() + 30
         while True:
             self.stack.revive()
             try:
                 return self.get("/metrics", address)
+            except TimeoutError:
+                last = "\n".join([line for line in self.lines if line.startswith(f"{name}:")][-20:])
+                raise AssertionError(
+                    f"the {name} does not answer at {address}; the last that it said:\n{last}"
+                ) from None
             except ConnectionError:
                 assert time.monotonic() < deadline, address
                 time.sleep(0.05)
@@ -162,7 +167,7 @@ def _search(watched: Watched, otlp: OtlpReceiver, folder: Path) -> tuple[dict[st
     said = _told_to_operators(watched, folder)
     said["metrics"] = watched.get("/metrics").encode()
     for name, address in watched.stack.metrics_addresses.items():
-        said[f"metrics of the {name}"] = watched.metrics(address).encode()
+        said[f"metrics of the {name}"] = watched.metrics(name, address).encode()
     watched.stack.stop()
     spans = [repr((s.name, s.status_message, dict(s.attributes), s.events, s.links)) for s in otlp.spans()]
     said |= {f"span {i}": span.encode() for i, span in enumerate(spans)}

@@ -10,6 +10,7 @@ faulted on write.)
 import contextlib
 import logging
 import os
+import sys
 import threading
 
 import torch
@@ -22,12 +23,15 @@ AHEAD_BYTES = 256 * 2**20
 FIRST_BYTES = 64 * 2**20
 """Pre-faulted ahead of an empty pool, which need never fill: a service that nothing uses takes no more."""
 
+_NICE = 10
+"""A ninth of the processor time of a usual thread that competes with it."""
+
 
 class PagesAhead:
     """Keeps the pages of a host's `pool`, [num_layers, 2, num_blocks, block_elements], ahead of the blocks in use.
 
-    As far ahead as blocks are in use, from FIRST_BYTES to `ahead_bytes`. A thread of the lowest priority
-    faults them piece by piece: one large page of each layer's keys and values at a time.
+    As far ahead as blocks are in use, from FIRST_BYTES to `ahead_bytes`. A thread of low priority faults them
+    piece by piece: one large page of each layer's keys and values at a time.
     """
 
     def __init__(self, pool: torch.Tensor, ahead_bytes: int = AHEAD_BYTES) -> None:
@@ -71,7 +75,11 @@ class PagesAhead:
 
 
 def _give_way() -> None:
-    """Give the calling thread the idle scheduling class, where the system has one."""
-    if hasattr(os, "SCHED_IDLE"):
+    """Lower the calling thread's priority.
+
+    Not to the idle class: on a busy machine such a thread waits for seconds, and if it holds Python's lock or the
+    lock of the process's memory map, the whole process waits with it.
+    """
+    if sys.platform == "linux":  # elsewhere it would be that of the process
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
