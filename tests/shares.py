@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _LOGS = ROOT / ".venv"
 _NO_TESTS = 5
-# Two more than processors: some tests wait. More shares at once cost processor time and make slow tests slower. All long ones
-# begin at once: the slowest of them decides.
+# Two more than processors: some tests wait. More shares at once cost processor time (eight instead of two: a fifth) and make slow
+# tests slower.
 _AT_ONCE = (os.cpu_count() or 1) + 2
 
 # Folders and patterns of files by share. A file that one share lists is not in another that lists its folder. A share without a
@@ -64,11 +64,10 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     if expression != LONG:
         # The shares keep all processors busy; threads of each would wait for each other.
         environ.setdefault("OMP_NUM_THREADS", "1")
-    at_once = len(shares) if expression == LONG else _AT_ONCE
     start, running, seconds, good = time.monotonic(), dict[str, subprocess.Popen[bytes]](), dict[str, float](), True
     logs, pending = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}, list(shares)
     while pending or running:
-        while pending and len(running) < at_once:
+        while pending and len(running) < _AT_ONCE:
             share = pending.pop(0)
             told = ["--durations=8"] if expression == LONG else []
             command = [sys.executable, "-m", "pytest", "-m", expression, *told, *arguments(share, shares), *options]
