@@ -81,7 +81,7 @@ class Reason(enum.StrEnum):
 
 KEYS: dict[Reason, tuple[str, ...]] = {
     Reason.NEED_BLOCKS: ("num_gpu_blocks", "num_cpu_blocks", "watermark_blocks"),
-    Reason.TOKEN_BUDGET: ("max_num_batched_tokens", "prefill_chunk_size"),
+    Reason.TOKEN_BUDGET: ("max_num_batched_tokens", "chunk_s", "prefill_chunk_size"),
     Reason.MAX_SEQS: ("max_num_seqs", "max_reqs"),
     Reason.LANE_BUSY: ("max_reqs", "max_num_seqs"),
     Reason.LORA_SLOTS: ("max_loras",),

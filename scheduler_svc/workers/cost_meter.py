@@ -1,6 +1,6 @@
 """Measured costs of a worker's steps, by which the policy `quire` chooses between swapping and recomputing."""
 
-from collections import deque
+from collections import defaultdict, deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,20 +10,22 @@ from svc_common.clock import NS_PER_S
 
 Floats = NDArray[np.float64]
 
-_NUM_STEPS = 256
+_NUM_STEPS = 32
 _NUM_MOVES = 64
 _EVERY = 32
 _NEWS = 0.2
 
 
 class CostMeter:
-    """Least-squares fit of the last steps' durations: a base and a cost per token.
+    """Least-squares fit of the durations of steps: a base and a cost per token.
 
-    Cost per moved block is what steps with moves take beyond that; such steps are rare and kept separately.
+    The last steps of each size are kept, by powers of two, so that many decode steps do not push out those with
+    prompts, which tell the cost of a token. Cost per moved block is what steps with moves take beyond that; such
+    steps are rare and kept separately.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, float]] = deque(maxlen=_NUM_STEPS)
+        self._steps: defaultdict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_NUM_STEPS))
         self._moves: deque[tuple[int, int, float]] = deque(maxlen=_NUM_MOVES)
         self._count = 0
         self._told = Costs()
@@ -36,7 +38,7 @@ class CostMeter:
         if num_moved_blocks:
             self._moves.append((num_tokens, num_moved_blocks, duration_s))
         else:
-            self._steps.append((num_tokens, duration_s))
+            self._steps[num_tokens.bit_length()].append((num_tokens, duration_s))
         self._count += 1
         is_first_move = num_moved_blocks > 0 and not self._told.swap_block_s
         return self._news() if self._count % _EVERY == 0 or is_first_move else None
@@ -52,9 +54,10 @@ class CostMeter:
 
     def _fit(self) -> Costs:
         """Estimates from the kept steps; 0 for what they do not determine."""
-        if len(self._steps) < _EVERY // 2:
+        steps = [step for steps in self._steps.values() for step in steps]
+        if len(steps) < _EVERY // 2:
             return Costs()
-        tokens, durations = np.array(self._steps, np.float64).T
+        tokens, durations = np.array(steps, np.float64).T
         spread = tokens - tokens.mean()
         variance = float(spread @ spread)
         token_s = max(0.0, float(spread @ durations) / variance) if variance else 0.0

@@ -22,6 +22,7 @@ LIVE_KNOBS = (
     "max_loras",
     "restraint",
     "caution",
+    "chunk_s",
     "preemption_mode",
     "victims",
     "makes_way",

@@ -31,6 +31,7 @@ from scheduler_svc.core.parts.queues import ArrivalQueue, GroupQueue, queue_for
 from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.parts.tenant_accounts import NoTenantAccounts, ServiceAccount
 from scheduler_svc.core.parts.waiting_deadlines import Deadlines, DropExpired
+from scheduler_svc.core.policies.mixed.chunk_limit import ChunkLimit
 from scheduler_svc.core.policies.mixed.fast_running import FastRunning
 from scheduler_svc.core.policies.mixed.mixed import CollectLoras, MixedRunning, MixedWaiting
 from scheduler_svc.core.policies.mixed.rank_preemption import RankPreemption
@@ -64,6 +65,7 @@ _QUIRE = PolicySpec(
     makes_way=True,
     restraint="expected_peak",
     caution=0.3,
+    chunk_s=0.25,
     deadlines=True,
 )
 _CHITU = PolicySpec("chitu", phases="scored", progress="one_under_way", scheduler_type="prefill_first")
@@ -203,7 +205,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     if spec.can_swap:
         rest.append(MixedSwapIns(ordering, step_shares, admission, running))
     rest.append(waiting)
-    first: list[Phase] = []
+    first: list[Phase] = [ChunkLimit(spec.chunk_s, spec.num_spec_tokens)] if spec.chunk_s else []
     if spec.makes_way and pool is not None:
         margin_s, max_loras = spec.margin_s, spec.max_loras
         first.append(

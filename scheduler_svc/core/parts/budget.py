@@ -25,6 +25,10 @@ class StepBudget:
         """Tokens that still fit."""
         return self.token_budget - self.num_tokens
 
+    def limit(self, num_tokens: int) -> None:
+        """Lower the token budget to `num_tokens`, before any are counted."""
+        self.token_budget = min(self.token_budget, num_tokens)
+
     @property
     def is_spent(self) -> bool:
         """True if no token fits any more."""

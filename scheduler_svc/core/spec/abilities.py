@@ -114,6 +114,7 @@ PARTS: Mapping[str, Mapping[Any, Part]] = {
     },
     "defects": {"repaired": Part(), "recorded": Part()},
     "makes_way": _on("start times", "victims by loss", "blocks", offers=("room for the head",)),
+    "chunk_s": _on("mixed steps", offers=("costs of steps", "costs of tokens")),
     "deadlines": _on("mixed steps", offers=("costs of steps", "costs of tokens")),
     "tenant_fairness": _on("mixed steps"),
     "batch_queue": _on("mixed steps"),

@@ -17,7 +17,7 @@ _LEAST = {
     **dict.fromkeys(COUNTS, 1),
     **dict.fromkeys(("max_loras", "num_scheduler_steps", "sliding_window", "batch_queue"), 1),
     **dict.fromkeys(("delay_factor", "num_lookahead_slots", "watermark_blocks", "num_spec_tokens"), 0),
-    **dict.fromkeys(("patience_s", "margin_s", "caution", "step_s", "compute_token_s", "swap_block_s"), 0),
+    **dict.fromkeys(("patience_s", "margin_s", "caution", "chunk_s", "step_s", "compute_token_s", "swap_block_s"), 0),
     "dp_prefix_affinity": 0,
 }
 
@@ -46,6 +46,7 @@ class PolicySpec(TaskKnobs):
       aged).
     - `restraint`: prompts wait while running requests are expected to need the blocks, by observed output
       lengths times `caution`.
+    - `chunk_s`: while requests decode, the seconds that the prompt tokens of a step may take, 0 = no limit.
     - `deadlines`: requests are rejected when their deadline is infeasible and dropped when it has passed.
     - `step_s`, `compute_token_s`, `swap_block_s`: costs in seconds until measured, 0 = unknown.
 
@@ -82,6 +83,7 @@ class PolicySpec(TaskKnobs):
     margin_s: float = 1.0
     restraint: str | None = None
     caution: float = 1.0
+    chunk_s: float = 0.0
     deadlines: bool = False
     step_s: float = 0.0
     compute_token_s: float = 0.0

@@ -20,6 +20,7 @@ RISING = (
     "num_cpu_blocks",
     "max_reqs",
     "prefill_chunk_size",
+    "chunk_s",
 )
 """Keys that admit more when raised."""
 FALLING = ("watermark_blocks", "delay_factor")
@@ -33,7 +34,7 @@ class Replanning(Protocol):
     def value(self, key: str) -> Value | None:
         """The key's recorded value; None if the policy does not have the key or does not limit by it."""
 
-    def most(self, key: str) -> int:
+    def most(self, key: str) -> Value:
         """A value of that rising key beyond which nothing changes in this step."""
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:

@@ -50,7 +50,7 @@ class WaitReplanning:
         """The recorded value; None if the policy does not have the key."""
         return _value(self._core, key)
 
-    def most(self, key: str) -> int:
+    def most(self, key: str) -> Value:
         """What all requests together could use."""
         requests = self._core.state.requests.values()
         limits = self._core.state.limits
@@ -61,8 +61,11 @@ class WaitReplanning:
         longest = [
             min(s.num_prompt_tokens + r.stop.max_tokens, limits.max_model_len) for r in requests for s in r.unfinished
         ]
+        most_tokens = limits.max_num_batched_tokens + sum(longest)
+        if key == "chunk_s":
+            return self._core.spec.chunk_s + self._core.state.costs.now.compute_s(most_tokens)
         if key in ("max_num_batched_tokens", "prefill_chunk_size"):
-            return limits.max_num_batched_tokens + sum(longest)
+            return most_tokens
         num_blocks = sum(-(-tokens // limits.block_size) + 1 for tokens in longest)
         return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
 
@@ -97,8 +100,8 @@ def _in_child(question: Callable[[], bool]) -> bool:
 def _value(core: Scheduler, key: str) -> Value | None:
     if key == "watermark_blocks":
         return core.state.cache.watermark_blocks or None
-    if key == "delay_factor":
-        return core.spec.delay_factor or None
+    if key in ("delay_factor", "chunk_s"):
+        return float(getattr(core.spec, key)) or None
     owner = core.spec if key in knob_names() else core.state.limits
     value: Value | None = getattr(owner, key)
     return value

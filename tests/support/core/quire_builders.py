@@ -16,7 +16,7 @@ DEAR_SWAP = {"compute_token_s": 0.1, "swap_block_s": 10.0}
 
 
 def quire_core(limits: dict[str, Any] | None = None, **knobs: Any) -> Scheduler:
-    """One plan in flight at a time, blocks of 4 tokens, no watermark; `limits` and `knobs` over that."""
+    """One plan in flight at a time, blocks of 4 tokens, no watermark, chunks as long as fit; `limits` and `knobs` over that."""
     given = {
         "block_size": 4,
         "num_gpu_blocks": 65,
@@ -26,7 +26,7 @@ def quire_core(limits: dict[str, Any] | None = None, **knobs: Any) -> Scheduler:
         "max_num_batched_tokens": 32,
         "prefix_caching": False,
     }
-    spec = {"watermark_blocks": 0, "batch_queue": 1, "restraint": None, **knobs}
+    spec = {"watermark_blocks": 0, "batch_queue": 1, "restraint": None, "chunk_s": 0.0, **knobs}
     return presets.build("quire", CoreLimits(**{**given, **(limits or {})}), **spec)
 
 

@@ -90,6 +90,7 @@ def _quire_knobs(policy: str, rng: random.Random) -> dict[str, Any]:
         "compute_token_s": compute_token_s,
         "swap_block_s": rng.choice([0.0, 0.02, 0.1, 0.2, 10.0]),
         "step_s": rng.choice([0.0, 0.1]),
+        "chunk_s": rng.choice([0.0, 0.15, 0.3]),
     }
     if knobs["cache"] == "quire":
         knobs["watermark_blocks"] = rng.choice([None, 0, 1])

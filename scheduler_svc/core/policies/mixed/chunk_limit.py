@@ -1,0 +1,36 @@
+"""Prompt tokens of a step, limited by the time that they add to the decodes in it."""
+
+from scheduler_svc.core.plan_builder import PlanBuilder
+from scheduler_svc.core.request import Group
+from scheduler_svc.core.state import CoreState
+
+
+class ChunkLimit:
+    """First phase of a step: while requests decode, prompts get at most the tokens that `chunk_s` seconds compute.
+
+    Without it, a step with a full budget of prompt tokens delays the next token of all decoding requests. Where
+    none decodes, prompts get the whole budget. The cost of a token is measured; until it is known there is no
+    limit. A chunk may take as long as the shortest step, so that reading the weights again for each chunk at
+    most doubles the time of a long prompt. Stall-free batching of Sarathi-Serve (arXiv 2403.02310), with a time
+    in place of a number of tokens.
+    """
+
+    def __init__(self, chunk_s: float, num_spec_tokens: int) -> None:
+        self._chunk_s = chunk_s
+        self._tokens_per_row = 1 + num_spec_tokens
+
+    def run(self, state: CoreState, builder: PlanBuilder) -> None:
+        """Lower the token budget of the step: one token for each running sequence, and the chunk."""
+        costs = state.costs.now
+        if not (costs.compute_token_s and state.limits.chunked_prefill and any(map(_decodes, state.running))):
+            return
+        chunk = costs.tokens_in(max(self._chunk_s, costs.step_s))
+        # A group on the host comes back with a token for each of its sequences, or not at all.
+        widest = max((len(group.live) for group in state.swapped), default=1)
+        builder.budget.limit(state.num_running_seqs * self._tokens_per_row + max(widest, chunk))
+
+
+def _decodes(group: Group) -> bool:
+    """Whether the group waits for its next token, but not for its first. True for all rows of fast decode."""
+    first = group.sequences[0]
+    return first.num_output_tokens > 0 and not first.in_prefill
