@@ -14,6 +14,11 @@ from svc_common import garbage
 from svc_common.observability import log_format
 from svc_common.observability.log_format import LogFormat
 
+try:
+    from uvloop import new_event_loop
+except ImportError:  # on Windows, which it does not support
+    new_event_loop = asyncio.new_event_loop
+
 STOP_GRACE_S = 10.0
 LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
 
@@ -45,7 +50,8 @@ def run(
     if stop_with_stdin:
         threading.Thread(target=_stop_when_stdin_closes, name="stop-with-stdin", daemon=True).start()
     try:
-        asyncio.run(_quietly(service))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_quietly(service))
     finally:
         garbage.unsettle()
 
