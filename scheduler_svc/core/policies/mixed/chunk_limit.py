@@ -31,6 +31,9 @@ class ChunkLimit:
 
 
 def _decodes(group: Group) -> bool:
-    """Whether the group waits for its next token, but not for its first. True for all rows of fast decode."""
+    """Whether the group has a token, or will have by a step in flight, and waits for its next.
+
+    True for all rows of fast decode.
+    """
     first = group.sequences[0]
-    return first.num_output_tokens > 0 and not first.in_prefill
+    return first.num_output_tokens + first.num_placeholders > 0 and not first.in_prefill

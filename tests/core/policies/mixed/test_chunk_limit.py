@@ -74,6 +74,16 @@ def test_prompts_alone_take_the_whole_step() -> None:
     assert plan.num_tokens == 64
 
 
+def test_a_first_token_in_flight_counts() -> None:
+    """Asynchronously the next step is planned before the step that ends the prompt has a result."""
+    core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01, batch_queue=2)
+    core.add(request("first", 4))
+    [ends_the_prompt] = core.schedule(0.0)
+    core.add(request("prompt", 40))
+    [plan] = core.schedule(0.0)
+    assert (ends_the_prompt.num_tokens, shares(plan)) == (4, {"first": 1, "prompt": 10})
+
+
 def test_beams_on_the_host_come_back_beside_others() -> None:
     """A group of sequences needs a token for each in one step; with a chunk of one token it would stay there."""
     core = quire_core({"num_gpu_blocks": 22}, chunk_s=0.01, makes_way=True, compute_token_s=0.01, swap_block_s=1e-6)
