@@ -179,10 +179,14 @@ def has_places(count: int) -> Sign:
 
 
 def threshold_moves(life: Life) -> None:
-    """R174, R175: each eviction halves it, the next end restores it at once."""
-    values = life.replayed.thresholds
-    assert all(after in (before, max(values)) or after <= max(1, before // 2) for before, after in pairwise(values))
-    assert min(values) < max(values) == values[-1]
+    """R174, R175: each eviction halves it, the next end restores it at once, maybe before evictions of the same plan."""
+    values = [value for value, _ in life.replayed.thresholds]
+    whole = max(values)
+    for (before, _), (after, evictions) in pairwise(life.replayed.thresholds):
+        passed = [before, *evictions]
+        assert all(lowered in (max(1, last // 2), max(1, whole // 2)) for last, lowered in pairwise(passed))
+        assert after in (passed[-1], whole)
+    assert min(values) < whole == values[-1]
 
 
 # --- blocks and tokens --------------------------------------------------------------------------------------------------

@@ -21,14 +21,15 @@ Step = dict[str, Any]
 
 @dataclass
 class Replayed(RunObserver):
-    """Of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan.
+    """Of a replay. `reasons`: how often each was told, by name. `thresholds`: Chitu's, after each plan, and
+    after each eviction of the plan.
 
     `depth`: most plans in flight at a time. `left_waiting`: requests that were cancelled before anything of them was scheduled;
     `left_running`: after.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
-    thresholds: list[int] = field(default_factory=list)
+    thresholds: list[tuple[int, list[int]]] = field(default_factory=list)
     depth: int = 0
     left_waiting: list[str] = field(default_factory=list)
     left_running: list[str] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Replayed(RunObserver):
         self.reasons.update(event.reason.name for event in plan.events)
         view = self._core.view()
         if "threshold" in view:
-            self.thresholds.append(view["threshold"])
+            self.thresholds.append((view["threshold"], [lowered for _, lowered in view["evicted"]]))
         self._started |= {entry.request_id for entry in plan.scheduled}
         if not plan.is_empty:
             self._in_flight.add(plan.step)
