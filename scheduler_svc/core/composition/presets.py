@@ -65,7 +65,7 @@ _QUIRE = PolicySpec(
     makes_way=True,
     restraint="expected_peak",
     caution=0.3,
-    chunk_s=0.25,
+    chunk_s=0.4,
     deadlines=True,
 )
 _CHITU = PolicySpec("chitu", phases="scored", progress="one_under_way", scheduler_type="prefill_first")
