@@ -99,7 +99,7 @@ def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, tmp_path
 
 def test_steps_have_their_results(tmp_path: Path) -> None:
     """Tokens that came are counted; times go forward; the overview says the same as the steps."""
-    source = RecordedLabSource(recording(tmp_path))
+    source = RecordedLabSource(recording(tmp_path, seed=4))
     overview = asyncio.run(source.about()).overview
     assert overview is not None
     steps = asyncio.run(source.steps(0, 200))
