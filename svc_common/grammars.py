@@ -76,7 +76,7 @@ class GrammarCompiler:
 
         Raises GrammarError with the cause.
         """
-        return on_deep_stack(lambda: self._compile(grammar))
+        return _on_deep_stack(lambda: self._compile(grammar))
 
     def _compile(self, grammar: common_pb2.Grammar) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, _engine_text(grammar.kind, grammar.text), log_level=0, limits=LIMITS)
@@ -116,10 +116,10 @@ class GrammarCompiler:
             raise GrammarError(redacted(readable(grammar.kind, matcher.get_error()), grammar.text))
 
 
-def on_deep_stack(work: Callable[[], T]) -> T:
+def _on_deep_stack(work: Callable[[], T]) -> T:
     """Run `work` on a thread of its own with a stack of 256 MiB, of which only what it touches takes memory.
 
-    Starting the thread takes about 0.1 ms.
+    Starting and ending the thread takes about 0.2 ms.
     """
     with ThreadPoolExecutor(1) as thread:
         with _stack_size:

@@ -131,6 +131,14 @@ def test_arguments_that_are_no_object_stay_text(text: str, expected: Any) -> Non
     assert template_arguments(text) == expected
 
 
+def test_half_a_character_that_a_template_writes_is_refused() -> None:
+    """Jinja can write it, no tokenizer can take it."""
+    text = models.TextModel(models.tiny_tokenizer(), limits=models.tiny().limits, chat_template=r"{{ '\ud800' }}")
+    with pytest.raises(InvalidArgument) as caught:
+        resolve_chat(pb.ChatRequest(messages=[USER]), text, text.limits, SamplingDefaults(), FormatChoice())
+    assert caught.value.violations[0].field == "messages"
+
+
 def test_variables_reach_the_template() -> None:
     """And win over special tokens of the same name, as in transformers."""
     text = models.TextModel(

@@ -87,7 +87,7 @@ def test_good_grammars_come_out_normalised(
         (JSON_SCHEMA, '{"maximum": NaN}', "is no JSON: expected value at line 1 column 13"),
         (JSON_SCHEMA, '{"maximum": 1e999}', "out of range"),
         (JSON_SCHEMA, '{"maximum": ' + "9" * 5000 + "}", "is no JSON: number out of range"),
-        (JSON_SCHEMA, '{"const": "\\ud800"}', "is no JSON: "),
+        (JSON_SCHEMA, '{"const": "\\ud800"}', "is no JSON: unexpected end of hex escape at line 1 column 18"),
         (JSON_SCHEMA, '{"items":' * 300 + "{}" + "}" * 300, "recursion limit exceeded"),
         (JSON_SCHEMA, "[" * 100_000, "recursion limit exceeded"),
         (JSON_SCHEMA, '{"const": 1} }, {"lark_grammar": "start: /x/"}', "is no JSON: trailing characters"),
