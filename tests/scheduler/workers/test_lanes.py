@@ -137,7 +137,9 @@ async def test_a_broken_stream_of_one_resumes_in_its_epoch() -> None:
     async with worker(**SLOW) as (a,), worker(**SLOW) as (b,), ranks(a, b) as r:
         handles, num_states = await r.submit_all(30), len(r.states)
         for at in (3, 10, 20):
-            await r.gateway.tokens_of(handles[0], at)
+            # Tokens of both ranks: the one that was cut before is back.
+            for handle in handles[:2]:
+                await r.gateway.tokens_of(handle, at)
             r.links[at % 2].cut()
         assert await r.tokens(handles) == expected
         steps = await r.admin.steps()
