@@ -29,7 +29,7 @@ class SchedulerSettings(BaseModel):
     """ "KEY=VALUE" on top of it."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     """Maximum number of sequences per step. Default: 256, or the tokens per step if that is less."""
-    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=2**24)
     """Maximum number of tokens per step; policies with chunked prefill split longer prompts. Default: 2048; vllm-v0-chunked 512;
     policies with whole prompts: at least --max-model-len."""
     enable_prefix_caching: bool | None = None

@@ -24,6 +24,7 @@ _SMALL = (*range(1, 21), 22, 24, 28, 32, 36)
 _LARGE = (65, 513, 128, 33, 255, 1000, 48, 2048, 40, 64, 257, 511, 63, 384, 1536, 96, 2047, 200, 768, 256, 512, 1024)
 _MULTIPLES = (1, 2, 4, 8, 16, 32)
 _BUDGET_S = 0.3
+_MOST_ROWS = 16_384
 _MOST_SHARPENED_BYTES = 2**27
 # Constants of torch on CPU: minimum elements per thread, and bytes of two of its widest vectors (it
 # processes them in pairs).
@@ -203,14 +204,14 @@ def _cancelling(weight: torch.Tensor) -> torch.Tensor:
 def measure(probes: Sequence[RowProbe], max_rows: int, *, budget_s: float = _BUDGET_S) -> RowRule | None:
     """The rule under which all `probes` keep a row's bits for up to `max_rows` rows; None if there is none.
 
-    Each probe is tried at many small counts, at `max_rows` and, within `budget_s` seconds for all probes,
-    at others in between. Trials catch element-wise functions too seldom; their rule is derived from how
-    torch divides the work among threads.
+    Each probe is tried at many small counts, at `max_rows` (at most 16,384; larger steps are split) and, within
+    `budget_s` seconds for all probes, at others in between. Trials catch element-wise functions too seldom; their
+    rule is derived from how torch divides the work among threads.
     """
-    rule: RowRule | None = FREE
     tried = [probe for probe in probes if not probe.is_elementwise]
+    rule: RowRule | None = RowRule(maximum=_MOST_ROWS) if tried and max_rows > _MOST_ROWS else FREE
     for probe in tried:
-        found = _rule_of(_good_counts(probe.sharpened(), max_rows, budget_s / len(tried)))
+        found = _rule_of(_good_counts(probe.sharpened(), min(max_rows, _MOST_ROWS), budget_s / len(tried)))
         rule = rule.joined(found) if rule is not None and found is not None else None
     return replace(rule, elementwise=_elementwise(probes)) if rule is not None else None
 

@@ -21,6 +21,9 @@ IntArray = NDArray[np.int32]
 _NO_ROWS = np.zeros(0, np.int32)
 _NO_PAIRS = np.zeros((0, 2), np.int32)
 
+MOST_ROWS, MOST_STEP_TOKENS = 65_536, 2**24
+"""Bounds on the sequences and tokens of a step, for any model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeLimits:
@@ -31,7 +34,7 @@ class ChangeLimits:
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
-    max_rows: int = 65_536
+    max_rows: int = MOST_ROWS
     max_decode_steps: int = 64
 
 

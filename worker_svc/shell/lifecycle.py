@@ -9,6 +9,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, NotFound, QuireError
 from worker_svc.engine import Engine
+from worker_svc.rows.changes import MOST_ROWS, MOST_STEP_TOKENS
 from worker_svc.shell.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
@@ -152,9 +153,8 @@ class Lifecycle:
 
     async def profile(self, num_tokens: int, num_seqs: int) -> worker_pb2.ProfileCacheResponse:
         """Run the largest step once. Returns the earlier answer if a step as large was profiled before."""
-        for field, value in (("max_num_batched_tokens", num_tokens), ("max_num_seqs", num_seqs)):
-            if value < 1:
-                raise InvalidArgument.field(field, "must be at least 1")
+        _check_fits("max_num_batched_tokens", num_tokens, MOST_STEP_TOKENS, least=1)
+        _check_fits("max_num_seqs", num_seqs, MOST_ROWS, least=1)
         async with self._setup:
             engine = self.engine
             if self._profile is not None and num_tokens <= self._profiled[0] and num_seqs <= self._profiled[1]:

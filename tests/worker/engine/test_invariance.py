@@ -135,6 +135,8 @@ def test_measured_rules():
     capped = rule_of(lambda n: n > 511)
     assert capped is not None
     assert capped.maximum == 511
+    # More rows than memory could hold are never tried.
+    assert rule_of(lambda n: n > 20_000, max_rows=2**31) == RowRule(maximum=16_384)
     assert rule_of(lambda n: n != 64) is None
 
 

@@ -114,9 +114,12 @@ def test_calls_in_the_wrong_state_say_what_to_do() -> None:
             with pytest.raises(InvalidArgument, match="allows 1 to 64"):
                 async with typed():
                     await stub.AllocateCache(worker_pb2.AllocateCacheRequest(num_gpu_blocks=65))
-            with pytest.raises(InvalidArgument, match="max_num_seqs"):
-                async with typed():
-                    await stub.ProfileCache(worker_pb2.ProfileCacheRequest(max_num_batched_tokens=8))
+            for tokens, seqs, field in ((8, 0, "max_num_seqs"), (2**31, 8, "max_num_batched_tokens"), (2**24, 2**20, "seqs")):
+                with pytest.raises(InvalidArgument, match=field):
+                    async with typed():
+                        await stub.ProfileCache(
+                            worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
+                        )
             await stub.AllocateCache(allocate)
             with pytest.raises(FailedPrecondition, match="has 8 device"):
                 async with typed():
