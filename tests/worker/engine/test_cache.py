@@ -166,7 +166,9 @@ def test_a_smaller_cache(path, dtype, backend, block_bytes, wanted, rounded, mon
 )
 def test_other_pairs_of_dtypes(path, computed, kept):
     """What the model computes in and what is stored may be any two: kernels agree with the oracle."""
-    engines = {name: make_engine(path, dtype=computed, kv_cache_dtype=kept, backend=name) for name in ("cpu", "reference")}
+    engines = {
+        name: make_engine(path, dtype=computed, kv_cache_dtype=kept, backend=name) for name in ("cpu", "reference")
+    }
     tokens = PROMPT + generate(Driver(engines["reference"]), "p", PROMPT, 12)
     logits = [decoded_logits(engine, tokens).cpu().float() for engine in engines.values()]
     assert_close(logits[0], logits[1], rtol=0, atol=16 * torch.finfo(getattr(torch, computed)).eps)

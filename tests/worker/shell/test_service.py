@@ -114,7 +114,11 @@ def test_calls_in_the_wrong_state_say_what_to_do() -> None:
             with pytest.raises(InvalidArgument, match="allows 1 to 64"):
                 async with typed():
                     await stub.AllocateCache(worker_pb2.AllocateCacheRequest(num_gpu_blocks=65))
-            for tokens, seqs, field in ((8, 0, "max_num_seqs"), (2**31, 8, "max_num_batched_tokens"), (2**24, 2**20, "seqs")):
+            for tokens, seqs, field in (
+                (8, 0, "max_num_seqs"),
+                (2**31, 8, "max_num_batched_tokens"),
+                (2**24, 2**20, "seqs"),
+            ):
                 with pytest.raises(InvalidArgument, match=field):
                     async with typed():
                         await stub.ProfileCache(
