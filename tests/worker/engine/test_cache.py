@@ -175,7 +175,7 @@ def test_other_pairs_of_dtypes(path, computed, kept):
 
 
 def decoded_logits(engine, tokens):
-    """Of each token after the prompt, decoded alone behind a chunk with all before it. Tokens would not do: two may be equally likely."""
+    """Of each token after the prompt, decoded alone behind a chunk with all before it: two tokens may be equally likely."""
     driver = Driver(engine)
     for known in range(len(PROMPT), len(tokens)):
         driver.add("p", tokens[:known], known - 1, num_prompt=len(PROMPT))
