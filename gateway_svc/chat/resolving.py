@@ -1,8 +1,7 @@
 """Resolve a checked ChatRequest: prompt, grammar of forced calls, and output parsing. Pure; may take a second."""
 
 import dataclasses
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gateway_svc.chat.calls_or_answer import answer_rules
 from gateway_svc.chat.conversation import (
@@ -35,8 +34,6 @@ def resolve_chat(
     limits: common_pb2.ModelLimits,
     defaults: SamplingDefaults,
     formats: FormatChoice,
-    *,
-    draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
 ) -> ResolvedRequest:
     """Render, tokenise and apply the defaults.
 
@@ -61,7 +58,7 @@ def resolve_chat(
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     output = _Output.of(request, told, text, formats, prompt)
     grammar = _call_grammar(request, output, text)
-    resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar, draw_seed=draw_seed)
+    resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar)
     return dataclasses.replace(resolved, parsing=output.parsing())
 
 

@@ -9,6 +9,7 @@ submit = resolved.submit(request_id)                                            
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -184,7 +185,7 @@ def resolve(
     wording: Wording,
     *,
     forced: common_pb2.Grammar | None = None,
-    draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    draw_seed: Callable[[], int] = partial(secrets.randbits, 64),
 ) -> ResolvedRequest:
     """Apply the defaults to a request that passed `check_parameters`, and compile its grammar.
 

@@ -12,8 +12,8 @@ from tests.fuzz import campaign, traces
 
 SEED = 20_261_122
 NUM_QUICK, NUM_LONG = 250, 100_000
-NUM_PARTS, NUM_FILLING, NUM_EARLY = 10, 3, 3
-MOST_GROWTH_BYTES = 64 * 2**20
+NUM_PARTS, EARLY, LATE = 10, slice(3, 6), slice(6, 10)
+MOST_GROWTH_BYTES = 32 * 2**20
 
 
 def _assert_unharmed(stack: LocalStack, log: traces.Log, account: campaign.Account) -> None:
@@ -33,15 +33,14 @@ def test_some(stack: LocalStack, log: traces.Log, record_property: Callable[[str
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_many(stack: LocalStack, log: traces.Log, record_property: Callable[[str, object], None]) -> None:
-    """The same of many, and memory does not grow with them, but for what single inputs need."""
+    """The same of many; memory does not grow with them. The least of a few sizes counts: some grammars take much for a while."""
     began, sizes, ends = time.monotonic(), [], Counter[str]()
     for part in range(NUM_PARTS):
         account = asyncio.run(campaign.run(stack, NUM_LONG // NUM_PARTS, SEED + 1 + part))
         _assert_unharmed(stack, log, account)
         sizes.append(traces.resident_bytes(stack))
         ends += account.ended
-    early, late = sizes[NUM_FILLING:][:NUM_EARLY], sizes[NUM_FILLING + NUM_EARLY :]
-    growth = {name: min(s[name] for s in late) - min(s[name] for s in early) for name in sizes[0]}
+    growth = {name: min(s[name] for s in sizes[LATE]) - min(s[name] for s in sizes[EARLY]) for name in sizes[0]}
     assert max(growth.values()) < MOST_GROWTH_BYTES, sizes
     record_property(
         "size",
