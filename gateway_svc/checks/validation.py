@@ -36,6 +36,7 @@ from svc_common.errors import InvalidArgument, OutOfRange
 
 AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 M = TypeVar("M", bound=Message)
+_draw_seed = partial(secrets.randbits, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ def resolve(
     wording: Wording,
     *,
     forced: common_pb2.Grammar | None = None,
-    draw_seed: Callable[[], int] = partial(secrets.randbits, 64),
+    draw_seed: Callable[[], int] = _draw_seed,
 ) -> ResolvedRequest:
     """Apply the defaults to a request that passed `check_parameters`, and compile its grammar.
 
