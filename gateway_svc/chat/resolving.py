@@ -1,7 +1,7 @@
 """Resolve a checked ChatRequest: prompt, grammar of forced calls, and output parsing. Pure; may take a second."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway_svc.chat.calls_or_answer import answer_rules
 from gateway_svc.chat.conversation import (
@@ -34,6 +34,8 @@ def resolve_chat(
     limits: common_pb2.ModelLimits,
     defaults: SamplingDefaults,
     formats: FormatChoice,
+    *,
+    draw_seed: Callable[[], int] = validation.new_seed,
 ) -> ResolvedRequest:
     """Render, tokenise and apply the defaults.
 
@@ -58,7 +60,7 @@ def resolve_chat(
     telemetry.note_stage(names.TOKENIZED, {names.INPUT_TOKENS: len(token_ids)})
     output = _Output.of(request, told, text, formats, prompt)
     grammar = _call_grammar(request, output, text)
-    resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar)
+    resolved = validation.resolve(request, token_ids, limits, defaults, text, forced=grammar, draw_seed=draw_seed)
     return dataclasses.replace(resolved, parsing=output.parsing())
 
 

@@ -6,6 +6,7 @@ Prompts, messages, stop conditions, labels, scheduling and cache options; for sa
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway_svc.checks.sampling_checks import num_choices
 from gateway_svc.checks.violations import Violations
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
@@ -78,15 +79,17 @@ def check_messages(request: pb.ChatRequest, found: Violations) -> None:
             found.add(f"messages[{i}].role", f"must have 1 to {MAX_ROLE_CHARS} characters")
 
 
-def check_stop(stop: pb.StopConditions, limits: common_pb2.ModelLimits, found: Violations, *, is_ranked: bool) -> None:
-    """Check the stop conditions. `is_ranked`: choices are known only at the end (best_of above n, beams)."""
+def check_stop(
+    stop: pb.StopConditions, sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, found: Violations
+) -> None:
+    """Check the stop conditions, and that they fit the sampling."""
     if stop.HasField("max_tokens") and stop.max_tokens == 0:
         found.add("stop.max_tokens", "is 0; must be at least 1 (leave it out for up to the model's context)")
     if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens > 0:
         found.add("stop.min_tokens", f"is {stop.min_tokens}, above max_tokens = {stop.max_tokens}")
     if stop.min_tokens >= limits.max_model_len:
         found.add("stop.min_tokens", f"is {stop.min_tokens}; the context has {limits.max_model_len} tokens")
-    if stop.stop_strings and is_ranked:
+    if stop.stop_strings and (sampling.HasField("beam") or sampling.best_of > num_choices(sampling)):
         text = "cannot be used with best_of above n or beams, which are ranked as tokens; use stop_token_ids"
         found.add("stop.stop_strings", text)
     if len(stop.stop_strings) > MAX_STOP_STRINGS:

@@ -44,11 +44,6 @@ def num_choices(sampling: pb.SamplingParams) -> int:
     return sampling.n if sampling.HasField("n") else 1
 
 
-def is_ranked(sampling: pb.SamplingParams) -> bool:
-    """True if the choices are known only when all sequences have ended."""
-    return sampling.HasField("beam") or sampling.best_of > (sampling.n or 1)
-
-
 def check_sampling(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, found: Violations) -> None:
     """Check everything in SamplingParams."""
     _check_shape(sampling, found)

@@ -36,7 +36,8 @@ from svc_common.errors import InvalidArgument, OutOfRange
 
 AnyRequest = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 M = TypeVar("M", bound=Message)
-_draw_seed = partial(secrets.randbits, 64)
+new_seed = partial(secrets.randbits, 64)
+"""A seed for a request without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def check_parameters(request: AnyRequest, limits: common_pb2.ModelLimits) -> Non
     sampling_checks.check_sampling(request.sampling, limits, found)
     if request.HasField("response"):
         sampling_checks.check_response(request.response, found)
-    check_stop(request.stop, limits, found, is_ranked=sampling_checks.is_ranked(request.sampling))
+    check_stop(request.stop, request.sampling, limits, found)
     if request.stop.ignore_eos:
         check_ignored_end(request, found)
     check_surroundings(request, found)
@@ -186,7 +187,7 @@ def resolve(
     wording: Wording,
     *,
     forced: common_pb2.Grammar | None = None,
-    draw_seed: Callable[[], int] = _draw_seed,
+    draw_seed: Callable[[], int] = new_seed,
 ) -> ResolvedRequest:
     """Apply the defaults to a request that passed `check_parameters`, and compile its grammar.
 
