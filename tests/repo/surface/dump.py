@@ -105,7 +105,8 @@ def _instances(loaded: dict[str, ModuleType], cls: str) -> list[Any]:
 
 def names(loaded: dict[str, ModuleType]) -> Iterator[str]:
     """Names in traces, reasons of errors, of waiting and of other enums with values in capitals, Python's public API."""
-    for value in vars(loaded["svc_common.observability.trace_names"]).values():
+    [of_traces] = (module for name, module in loaded.items() if name.endswith(".trace_names"))
+    for value in vars(of_traces).values():
         if isinstance(value, str) and not value.startswith(("Names in", "svc_common")) and "/" not in value:
             yield f"trace {value}"
     for status, reasons in loaded["svc_common.reasons"].REASONS.items():
