@@ -40,15 +40,34 @@ def step(core: Scheduler) -> None:
 def test_a_prompt_takes_chunks_by_cost_beside_those_that_decode(*, fast_path: bool) -> None:
     """Ten tokens take `chunk_s`, and each running request has one more; who decodes gets its token in every step."""
     core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01, fast_path=fast_path)
-    steps = chunks(core, 35)
-    assert [step["prompt"] for step in steps] == [10, 11, 11, 3]
+    steps = chunks(core, 63)
+    assert [step["prompt"] for step in steps] == [10, 11, 11, 12, 11, 8]
     assert all(step["decodes"] == 1 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"), [(10, [10]), (14, [14]), (16, [8, 8]), (24, [12, 12]), (35, [9, 10, 9, 7])]
+)
+def test_chunks_leave_no_small_remainder(prompt: int, expected: list[int]) -> None:
+    """It would be computed with the next newcomers, and wait for them."""
+    core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01)
+    assert [step["prompt"] for step in chunks(core, prompt)] == expected
+
+
+def test_newcomers_together_are_split_evenly() -> None:
+    """Two prompts of seven tokens take one step: a chunk of ten would leave four tokens of the second."""
+    core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01)
+    chunks(core, 4)
+    core.add(request("a", 7))
+    core.add(request("b", 7))
+    [plan] = core.schedule(0.0)
+    assert (shares(plan)["a"], shares(plan)["b"]) == (7, 7)
 
 
 def test_a_chunk_may_take_as_long_as_the_shortest_step() -> None:
     """Smaller ones would spend most of their time on reading weights."""
     core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01, step_s=0.3)
-    assert [step["prompt"] for step in chunks(core, 61)] == [30, 31]
+    assert [step["prompt"] for step in chunks(core, 61)] == [31, 30]
 
 
 @pytest.mark.parametrize(
@@ -102,4 +121,4 @@ def test_the_limit_can_be_changed_live() -> None:
     """From the next plan on."""
     core = quire_core(_LIMITS, chunk_s=0.1, compute_token_s=0.01)
     live_change.reconfigure(core, core.spec.with_knobs(chunk_s=0.2), core.state.limits)
-    assert chunks(core, 35)[0] == {"decodes": 1, "prompt": 20}
+    assert chunks(core, 100)[0] == {"decodes": 1, "prompt": 20}
