@@ -352,6 +352,8 @@ class Scheduler:
         builder = self._new_builder(now, lane)
         builder.ended += self._outputs.before_plan(self._state)
         builder.revoked, self._revoked = self._revoked, None
+        if builder.revoked is Revocation.REQUEST_WAITS:
+            self._state.pause_grants(now)
         self._state.masks.begin_plan(self._state.running, self._state.fast_rows)
         for phase in self._phases:
             phase.run(self._state, builder)

@@ -16,6 +16,8 @@ from scheduler_svc.core.reasons import Numbers
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.wait_journal import WaitJournal
 
+_GRANT_PAUSE_S = 2.0
+
 
 @dataclass(slots=True)
 class CoreState:
@@ -34,6 +36,7 @@ class CoreState:
     - `num_started`: number of times a group entered the running queue.
     - `num_lost_tokens`: computed tokens that preempted groups must recompute.
     - `is_warming_up`: set by `Scheduler.warm_up`.
+    - `grants_from`: no decode steps are granted before that time.
     - `account`: service per tenant, under policies with tenant fairness.
     """
 
@@ -59,6 +62,7 @@ class CoreState:
     num_started: int = 0
     num_lost_tokens: int = 0
     is_warming_up: bool = False
+    grants_from: float = 0.0
 
     @property
     def num_running_seqs(self) -> int:
@@ -90,8 +94,14 @@ class CoreState:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
+            if now < self.grants_from:
+                self.pause_grants(now)
         self.account.started(group)
         self.journal.runs(group, live[0].num_computed_tokens)
+
+    def pause_grants(self, now: float) -> None:
+        """Grant no decode steps until no request has joined for a while: the last one waited for a revocation."""
+        self.grants_from = now + _GRANT_PAUSE_S
 
     def shortage(self, need: int) -> Numbers:
         """The numbers of NEED_BLOCKS: blocks needed, free, and kept free by the watermark."""

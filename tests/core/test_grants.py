@@ -131,6 +131,43 @@ def test_what_takes_a_step_back(change: str) -> None:
     assert core.schedule(0.0)[0].revoked is None
 
 
+def first_grant_at(core: Scheduler, now: float) -> float:
+    """When a plan grants steps again, planned every tenth of a second; granted steps are taken back."""
+    while True:
+        [plan] = core.schedule(now)
+        answer(core, plan)
+        if plan.grant is not None:
+            return round(now, 1)
+        now += 0.1
+
+
+@pytest.mark.parametrize(("joins_at", "expected"), [(0.0, 2.0), (1.5, 3.5)])
+def test_nothing_is_granted_while_requests_keep_arriving(joins_at: float, expected: float) -> None:
+    """A request that revoked a grant begins a pause of two seconds, and each that joins within it prolongs it."""
+    core = core_of()
+    core.add(request("a"))
+    answer(core, granting_plan(core))
+    core.add(request("b"))
+    core.revoke()
+    [plan] = core.schedule(0.0)
+    answer(core, plan)
+    assert plan.revoked is Revocation.REQUEST_WAITS
+    core.add(request("c"))
+    answer(core, core.schedule(joins_at)[0])
+    assert first_grant_at(core, joins_at) == expected
+
+
+def test_a_row_that_ends_begins_no_pause() -> None:
+    """Nobody waited for the revocation."""
+    core = core_of()
+    core.add(request("a"))
+    core.add(request("b"))
+    answer(core, granting_plan(core))
+    core.abort(["b"])
+    core.revoke()
+    assert first_grant_at(core, 0.0) <= 0.2
+
+
 def test_a_request_is_told_of_a_step_that_was_begun_by_a_grant() -> None:
     """Its timeline: it arrived, was not examined in a step that began before the revocation reached the worker, and ran."""
     core, timelines = core_of(), Timelines(lambda _: True)

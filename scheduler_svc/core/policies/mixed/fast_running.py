@@ -86,7 +86,7 @@ class FastRunning:
         if len(scheduled):
             builder.fast = FastShare(rows.members, scheduled, before, rows.batch_signature_of(scheduled), new_blocks)
         if not (shares or builder.is_repeat):
-            builder.grant = grant_of(rows, scheduled, state)
+            builder.grant = grant_of(rows, scheduled, state, builder.now)
         self._progress.on_scheduled_rows(rows, at)
         builder.budget.take(len(scheduled))
         return True
