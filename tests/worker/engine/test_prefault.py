@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,48 @@ def test_the_last_blocks_too(asked: list[tuple[int, int]]) -> None:
         ahead.join()
     assert sum(end - begin for begin, end in asked) == memory.nbytes
     assert len({begin for begin, _ in asked}) == len(asked) == 3 * LAYERS * 2
+
+
+@pytest.mark.parametrize("ends_by", ["rest", "need"])
+def test_pages_wait_while_the_process_computes(
+    asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    """Those needed at once are made; further ones when the process rests, or when they are needed soon."""
+    computes, looked = threading.Event(), threading.Event()
+    computes.set()
+
+    def is_busy() -> bool:
+        looked.set()
+        return computes.wait(0.001)
+
+    monkeypatch.setattr(prefault, "_is_busy", is_busy)
+    ahead = PagesAhead(pool(), ahead_bytes=2 * PIECE * BLOCK_BYTES * LAYERS * 2)
+    ahead.expect(0)
+    assert looked.wait(60) and len(asked) == LAYERS * 2
+    if ends_by == "rest":
+        computes.clear()
+    else:
+        ahead.expect(PIECE - PIECE // 4)
+    ahead.join()
+    assert len(asked) == 2 * LAYERS * 2
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_what_counts_as_computing(*, computes: bool) -> None:
+    """The processor time of all threads; a few looks, since another process may take the cores meanwhile."""
+    over = threading.Event()
+
+    def compute() -> None:
+        while computes and not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        assert any(prefault._is_busy() is computes for _ in range(500))
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
