@@ -138,8 +138,12 @@ def attention_kernel(
 def combine_kernel(
     out, slots, tiles, tile_parts, partial, logs, num_tiles,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
+    PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, kv head): write the weighted sum of the tile's parts, if it has any, to `out`."""
+    """Program (tile, kv head, piece): write the weighted sum of the tile's parts, if it has any, to `out`.
+
+    A piece is PIECE rows of the tile, as many as fit into registers.
+    """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     begin = tl.load(tile_parts + tile)
@@ -147,14 +151,14 @@ def combine_kernel(
     if num_parts > 0:
         first = tl.load(tiles + tile)
         count = tl.load(tiles + num_tiles + tile)
-        rows = tl.arange(0, ROWS)
+        rows = tl.program_id(2) * PIECE + tl.arange(0, PIECE)
         dims = tl.arange(0, PADDED_DIM)
         tokens = rows // GROUP
         real = tokens < count
         held = real[:, None] & (dims < HEAD_DIM)[None, :]
-        acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-        peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([PIECE, PADDED_DIM], tl.float32)
+        peak = tl.full([PIECE], float("-inf"), tl.float32)
+        total = tl.zeros([PIECE], tl.float32)
         line = (begin.to(tl.int64) * KV_HEADS + kv_head) * ROWS + rows
         for _ in range(0, num_parts):
             log = tl.load(logs + line, mask=real, other=float("-inf"))

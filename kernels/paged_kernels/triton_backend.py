@@ -16,6 +16,7 @@ from svc_common.errors import ConfigError
 _WAVES = 4
 _MIN_PROGRAM_BYTES = 32 * 1024
 _INTERPRETED_PROGRAMS = 16
+_COMBINED_ROWS = 16
 
 
 def is_interpreted() -> bool:
@@ -102,7 +103,7 @@ class TritonBackend:
             KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None, HAS_SOFTCAP=rule.softcap is not None,
             UPCAST=self._upcast, num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
-        combine_kernel[(num_tiles, shape.num_kv_heads)](
+        combine_kernel[(num_tiles, shape.num_kv_heads, -(-tile.rows // _COMBINED_ROWS))](
             out,
             batch.slots,
             plan.tiles,
@@ -111,6 +112,7 @@ class TritonBackend:
             logs,
             num_tiles,
             **constants,
+            PIECE=min(tile.rows, _COMBINED_ROWS),
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -1,8 +1,8 @@
 """Triton kernels that move keys, values and blocks: cache writes, copies within a pool, swaps through a staging buffer.
 
 Blocks are moved as they are, by id, whatever they contain. A move of many blocks over all layers is one
-launch; swaps go through one contiguous buffer, so that the copy engine gets few long runs instead of many
-short ones.
+launch; swaps go through a contiguous buffer of bounded size, so that the copy engine gets few long runs instead
+of many short ones.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from paged_kernels.backend import CacheShape, Pairs
 
 _ROWS = 32
 _PIECE = 2048
+_MOST_STAGED_BYTES = 64 * 2**20
 
 
 @triton.jit
@@ -113,9 +114,8 @@ class TritonBlocks:
 
     def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
         """Copy (host block, device block) pairs over all layers; asynchronous if the host pool is pinned."""
-        if pairs:
-            ordered = sorted(pairs)
-            sizes = (len(pairs), *device_pool.shape[:2], device_pool.shape[3])
+        for ordered in _staged(sorted(pairs), device_pool):
+            sizes = (len(ordered), *device_pool.shape[:2], device_pool.shape[3])
             staging = torch.empty(sizes, dtype=device_pool.dtype, device=device_pool.device)
             for host, part in _runs(host_pool, [host for host, _ in ordered], staging):
                 part.copy_(host, non_blocking=True)
@@ -123,11 +123,18 @@ class TritonBlocks:
 
     def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
         """Copy (device block, host block) pairs over all layers; asynchronous if the host pool is pinned."""
-        if pairs:
-            ordered = sorted(pairs, key=lambda pair: pair[1])
+        for ordered in _staged(sorted(pairs, key=lambda pair: pair[1]), device_pool):
             staging = self.gather(device_pool, _columns(ordered, device_pool.device)[0])
             for host, part in _runs(host_pool, [host for _, host in ordered], staging):
                 host.copy_(part, non_blocking=True)
+
+
+def _staged(pairs: Pairs, pool: torch.Tensor) -> Iterator[Pairs]:
+    """The pairs in parts that fit the staging buffer. Its memory is used again in the order of the stream."""
+    block_bytes = pool.shape[0] * pool.shape[1] * pool.shape[3] * pool.element_size()
+    size = max(1, _MOST_STAGED_BYTES // block_bytes)
+    for begin in range(0, len(pairs), size):
+        yield pairs[begin : begin + size]
 
 
 def _runs(pool: torch.Tensor, ids: list[int], staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

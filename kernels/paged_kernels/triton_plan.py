@@ -65,12 +65,16 @@ def padded_dim(head_dim: int) -> int:
 
 
 def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShape, TileShape]:
-    """Tiles for sequences with few tokens and with many. They fit the shared memory of sm_80 with all their stages."""
+    """Tiles for sequences with few tokens and with many.
+
+    They fit the shared memory of sm_80 with all their stages, and the registers of each GPU in
+    `paged_kernels.resources`.
+    """
     row_bytes, least = padded_dim(head_dim) * dtype.itemsize, max(_SHORT_ROWS, triton.next_power_of_2(group))
     if row_bytes <= 256:
-        return TileShape(least, 64, 4, 3), TileShape(max(128, least), 64, 8, 3)
+        return TileShape(least, 64, 4, 3), TileShape(max(128, least), 64 if row_bytes <= 128 else 32, 8, 3)
     if row_bytes <= 512:
-        return TileShape(least, 32, 4, 3), TileShape(max(64, least), 32, 4, 2)
+        return TileShape(least, 32, 4, 3), TileShape(max(64, least), 32, 8, 2)
     return TileShape(least, 16, 4, 2), TileShape(max(32, least), 16, 4, 2)
 
 

@@ -117,6 +117,28 @@ def test_moves_in_every_pool(kind, record_property):
     check_moves(kind, range(WHOLE), record_property)
 
 
+@pytest.mark.parametrize("num_staged", [1, 2, 5])
+def test_swaps_go_in_parts_that_fit_the_staging_buffer(num_staged, monkeypatch):
+    """However many blocks are swapped, and in any order."""
+    pool = torch.randn(2, 2, 6, 64, device=DEVICE)
+    host, back = torch.zeros(2, 2, 8, 64), torch.zeros_like(pool)
+    monkeypatch.setattr(triton_cache, "_MOST_STAGED_BYTES", num_staged * 2 * 2 * 64 * 4)
+    sizes: list[int] = []
+    move = triton_cache._move
+
+    def counted(source, source_ids, destination, destination_ids):
+        sizes.append(len(source_ids))
+        move(source, source_ids, destination, destination_ids)
+
+    monkeypatch.setattr(triton_cache, "_move", counted)
+    places = [7, 0, 3, 1, 6, 2]
+    TritonBlocks().swap_out(pool, host, list(enumerate(places)))
+    assert torch.equal(host[:, :, places], pool.cpu())
+    TritonBlocks().swap_in(host, back, [(place, block) for block, place in enumerate(places)])
+    assert torch.equal(back, pool)
+    assert max(sizes) == num_staged and sum(sizes) == 2 * len(places)
+
+
 def test_a_destination_that_is_a_source():
     """R124: chains of copies read what was there before, though the programs of a launch run in any order."""
     pool = torch.arange(2 * 2 * 5 * 64, dtype=torch.float32, device=DEVICE).view(2, 2, 5, 64)

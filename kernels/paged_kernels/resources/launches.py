@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for GPUs that are not here, with the very arguments that the backend would launch them with."""
+"""Launches of Triton kernels, written down instead of run, with what a compilation of them needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-"""Shared memory that one program may have."""
 _TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64",
     torch.int32: "i32", torch.uint8: "u8",
@@ -29,10 +27,11 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return self.kernel.__name__
+        """Name of the kernel."""
+        return str(self.kernel.__name__)
 
-    def compile(self, capability: int) -> CompiledKernel:
-        """The kernel for that compute capability."""
+    def compile(self, target: GPUTarget) -> CompiledKernel:
+        """The kernel as Triton would compile it for this launch on that GPU."""
         signature, constants, attributes = {}, {}, {}
         for i, parameter in enumerate(self.kernel.params):
             value = self.arguments[parameter.name]
@@ -43,20 +42,7 @@ class Launch:
                 if _divisible(value):
                     attributes[i,] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, attributes)
-        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=self.options)
-
-
-def _type_of(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return "*" + _TYPES[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32"
-
-
-def _divisible(value: object) -> bool:
-    """What Triton finds out about arguments when it launches."""
-    if isinstance(value, torch.Tensor):
-        return value.data_ptr() % 16 == 0
-    return isinstance(value, int) and value % 16 == 0
+        return triton.compile(source, target=target, options=self.options)
 
 
 @contextmanager
@@ -72,3 +58,16 @@ def launches() -> Iterator[list[Launch]]:
 
     with mock.patch.object(triton.JITFunction, "run", run):
         yield found
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "*" + _TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _divisible(value: object) -> bool:
+    """What Triton finds out about arguments when it launches."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % 16 == 0
+    return isinstance(value, int) and value % 16 == 0

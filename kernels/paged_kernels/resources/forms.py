@@ -1,0 +1,58 @@
+"""The launches of a step, by shape: attention of a decoding sequence and of a prompt, moves of blocks, draws of tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from paged_kernels import triton_sampling
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.resources.launches import Launch, launches
+from paged_kernels.triton_backend import TritonBackend
+from paged_kernels.triton_plan import Sharing
+
+_H200 = Sharing(4 * 132, 32 * 1024)
+_PROMPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """See DrawRows."""
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    seeds: torch.Tensor
+    sequence_indexes: torch.Tensor
+    positions: torch.Tensor
+    min_ps: torch.Tensor | None
+
+
+def attention_launches(shape: CacheShape, group: int, dtype: torch.dtype, rule: AttentionRule) -> list[Launch]:
+    """What a step with a decoding sequence and a prompt launches for one layer. `group`: query heads of a kv head."""
+    tokens = 1 + _PROMPT
+    kv = torch.zeros(tokens, shape.num_kv_heads, shape.head_dim, dtype=dtype)
+    batch = AttentionBatch(
+        torch.zeros(tokens, dtype=torch.int32),
+        torch.zeros(tokens, dtype=torch.int32),
+        torch.zeros(tokens, dtype=torch.int64),
+        torch.zeros(2, 16, dtype=torch.int32),
+        np.array([0, 1, tokens], np.int32),
+    )
+    cache, backend = torch.zeros(2, 8, shape.block_elements(dtype), dtype=dtype), TritonBackend(_H200)
+    with launches() as found:
+        backend.write_kv(kv, kv, cache, batch.slots, shape)
+        backend.paged_attention(kv.repeat(1, group, 1), cache, batch, shape, rule)
+    return found
+
+
+def other_launches(dtype: torch.dtype, vocab_size: int) -> list[Launch]:
+    """Copies of blocks of that type, and draws of tokens with their log probabilities."""
+    rows, ones = 4, torch.ones(4, dtype=torch.int64)
+    floats = torch.ones(rows)
+    parameters = _Rows(floats, ones, floats, ones, ones, ones, torch.zeros(rows))
+    with launches() as found:
+        TritonBackend(_H200).blocks.copy(torch.zeros(2, 2, 4, 1024, dtype=dtype), [(0, 1)])
+        triton_sampling.draw(torch.zeros(rows, vocab_size), parameters, ones.bool())
+        triton_sampling.chosen_logprobs(torch.zeros(rows, vocab_size), ones, ones.bool())
+    return found
