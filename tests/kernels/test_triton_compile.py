@@ -77,8 +77,10 @@ def forms(head_dim: int, dtype: torch.dtype) -> list[tuple[int, int, AttentionRu
 
 
 def gpus_of(head_dim: int, dtype: torch.dtype) -> list[str]:
-    """NVIDIA's; both for bfloat16 and the commonest size, which is what models have; else in turn, so that every type and every size meets
-    both. Products of float32, which no matrix unit does, take a minute to compile."""
+    """NVIDIA's: both for bfloat16 and the commonest size; else in turn, so that every type and every size meets both.
+
+    Products of float32, which no matrix unit does, take a minute to compile.
+    """
     both = ["sm_80", "sm_90"]
     turn = (HEAD_DIMS.index(head_dim) + (dtype is torch.float16)) % 2
     return both if head_dim == 128 or dtype is torch.bfloat16 else [both[turn]]

@@ -42,7 +42,7 @@ def main(
     ]
     if as_json:
         for row in rows:
-            print(json.dumps(row))
+            typer.echo(json.dumps(row))
     else:
         Console().print(_table(rows))
     raise typer.Exit(code=not all(row["fits"] for row in rows))
