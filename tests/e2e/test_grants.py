@@ -26,6 +26,7 @@ from tests.support.stack.sizes import SMALL_STEP
 
 Record = Callable[[str, object], None]
 SAMPLE, WHOLE = 12, 24
+_GRANT_PAUSE_S = 2.5
 CANCELLED = "cancelled"
 PROMPTS = ("def fibonacci(n):", "import os\n", "class Point:\n    def ", "for i in range(10):\n    print(", "# A list")
 
@@ -74,6 +75,9 @@ def _outputs(stack: LocalStack, count: int, *, pause_s: float) -> list[object]:
 
 def _check_log(stack: LocalStack, first: int, folder: Path) -> str:
     """Steps from number `first` on were granted and repeated; the recording replays identically."""
+    time.sleep(_GRANT_PAUSE_S)
+    with Client(stack.grpc_address) as client:  # alone, after the pause that the arrivals began
+        client.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     log = steps(stack.admin_address, "--since", str(first))
     repeats, granted = sum("is_repeat" in step for step in log), sum(step.get("granted_steps", 0) for step in log)
     assert 20 < repeats <= granted
@@ -130,6 +134,7 @@ async def test_the_setting_decides(grants: bool) -> None:
 def test_a_request_waits_for_one_step_at_most(stack: LocalStack) -> None:
     """An arrival revokes the grant: few granted steps of others are planned between its arrival and its first step."""
     params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    time.sleep(_GRANT_PAUSE_S)  # what other tests' arrivals began
     first = last_step(stack.admin_address)
     with Client(stack.grpc_address) as client:
         client.generate("warm", SamplingParams(max_tokens=2))
