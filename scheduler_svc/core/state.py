@@ -17,6 +17,7 @@ from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, Sequ
 from scheduler_svc.core.wait_journal import WaitJournal
 
 _GRANT_PAUSE_S = 2.0
+"""Almost nothing is granted where requests arrive more often than this."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def prompt_launch(*, fits: bool) -> Launch:
     """Attention of a prompt; with a single warp its registers are not enough."""
-    found = attention_launches(CacheShape(16, 2, 256), 4, torch.bfloat16, AttentionRule(0.1))
+    found = attention_launches(CacheShape(16, 2, 64), 4, torch.bfloat16, AttentionRule(0.1))
     launch = [one for one in found if one.name == "attention_kernel"][-1]
     return launch if fits else replace(launch, options={**launch.options, "num_warps": 1})
 

@@ -1,6 +1,7 @@
 """`python -m paged_kernels.resources`: the table of registers, spills and shared memory."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -20,6 +21,9 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _RULES = {"causal": AttentionRule(0.1), "window, soft cap": AttentionRule(0.1, 512, 30.0)}
 _SHAPES = [(64, 4), (96, 4), (128, 1), (128, 8), (256, 4)]
 """Head sizes, with query heads of a kv head."""
+_SIZES = {"ROWS": "rows", "BLOCK": "tiles"}
+"""Constants of kernels that are compiled in several sizes."""
+_WIDTH = 132
 
 
 def main(
@@ -44,7 +48,7 @@ def main(
         for row in rows:
             typer.echo(json.dumps(row))
     else:
-        Console().print(_table(rows))
+        Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
     raise typer.Exit(code=not all(row["fits"] for row in rows))
 
 
@@ -55,9 +59,10 @@ def _forms() -> Iterator[tuple[str, Launch]]:
             for rule_name, rule in _RULES.items():
                 found = attention_launches(CacheShape(16, 2, head_dim), group, dtype, rule)
                 for launch in found:
-                    rows = launch.arguments.get("ROWS")
-                    tile = f", {rows} rows" if rows else ""
-                    yield f"{dtype_name}, heads of {head_dim} x {group}, {rule_name}{tile}", launch
+                    sizes = [
+                        f", {launch.arguments[key]} {word}" for key, word in _SIZES.items() if key in launch.arguments
+                    ]
+                    yield f"{dtype_name}, heads of {head_dim} x {group}, {rule_name}{''.join(sizes)}", launch
         for launch in other_launches(dtype, 151_936):
             yield dtype_name, launch
 

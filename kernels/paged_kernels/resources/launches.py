@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import triton
@@ -49,6 +48,7 @@ class Launch:
 def launches() -> Iterator[list[Launch]]:
     """Inside, kernels are not launched but written down."""
     found: list[Launch] = []
+    usual = triton.JITFunction.run
 
     def run(kernel: triton.JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         names = [parameter.name for parameter in kernel.params]
@@ -56,8 +56,11 @@ def launches() -> Iterator[list[Launch]]:
         arguments |= {name: options.pop(name) for name in list(options) if name in names}
         found.append(Launch(kernel, arguments, options))
 
-    with mock.patch.object(triton.JITFunction, "run", run):
+    triton.JITFunction.run = run
+    try:
         yield found
+    finally:
+        triton.JITFunction.run = usual
 
 
 def _type_of(value: object) -> str:
