@@ -9,7 +9,8 @@ class Alarm:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._at = 0.0  # kept here: for a moment that is there, uvloop's call_at returns a Handle without `when`
 
     def within(self, seconds: float | None) -> None:
         """Call `ring` in at most that many seconds. No-op for None."""
@@ -17,10 +18,11 @@ class Alarm:
             return
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds
-        if self._timer is not None and self._timer.when() > at:
+        if self._timer is not None:
+            if self._at <= at:
+                return
             self._timer.cancel()
-            self._timer = None
-        self._timer = self._timer or loop.call_at(at, self._over)
+        self._timer, self._at = loop.call_at(at, self._over), at
 
     def _over(self) -> None:
         self._timer = None

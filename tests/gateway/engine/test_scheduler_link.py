@@ -13,6 +13,7 @@ from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
+from quire.local_stack import ports
 from svc_common import wire_arrays
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.net import rpc
@@ -325,20 +326,20 @@ async def test_an_id_in_use_is_refused() -> None:
 @asynchronous
 async def test_requests_wait_for_a_scheduler_that_comes_later() -> None:
     """The gateway is up first and queues; the request that waited is served."""
-    async with engine() as placeholder:
-        port = int(placeholder.address.rpartition(":")[2])
-    async with gateway(f"127.0.0.1:{port}") as running:
-        assert await health_of(running) == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert await health_of(running, "liveness") == health_pb2.HealthCheckResponse.SERVING
-        call = running.stub.Generate(HELLO, timeout=20)
-        await asyncio.sleep(0.3)
-        async with engine(port) as scheduler:
-            attachment = await scheduler.attached()
-            submit = await attachment.next_submit()
-            assert not submit.resubmitted
-            attachment.send(tokens(submit.handle, 0, IDS[:1]), finished(submit.handle, 1))
-            assert list((await call).choices[0].token_ids) == IDS[:1]
-            await wait_for_health(running, health_pb2.HealthCheckResponse.SERVING)
+    with ports.reserved("127.0.0.1", {"--port": 0}) as chosen:
+        port = chosen["--port"]
+        async with gateway(f"127.0.0.1:{port}") as running:
+            assert await health_of(running) == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await health_of(running, "liveness") == health_pb2.HealthCheckResponse.SERVING
+            call = running.stub.Generate(HELLO, timeout=20)
+            await asyncio.sleep(0.3)
+            async with engine(port) as scheduler:
+                attachment = await scheduler.attached()
+                submit = await attachment.next_submit()
+                assert not submit.resubmitted
+                attachment.send(tokens(submit.handle, 0, IDS[:1]), finished(submit.handle, 1))
+                assert list((await call).choices[0].token_ids) == IDS[:1]
+                await wait_for_health(running, health_pb2.HealthCheckResponse.SERVING)
 
 
 @asynchronous

@@ -27,6 +27,8 @@ OFTEN = RestartRules(max_deaths=10_000, first_pause_s=0.05, longest_pause_s=0.05
 """For tests that kill by the dozen."""
 NOTICED_S = 5.0
 """How soon a stopped process is noticed: half of it is promised; machines that run tests are busy."""
+BUG = "a bug in the scheduler"
+"""What the scheduler logs of an exception that it did not expect, before it starts over."""
 _READ_S = 1500.0
 
 
@@ -90,15 +92,24 @@ class Supervised:
 
 @contextmanager
 def supervised(**options: object) -> Iterator[Supervised]:
-    """A stack with the fields `options` of StackOptions, revived on a thread. Nothing outlives it, and its thread saw no error."""
+    """A stack with the fields `options` of StackOptions, revived on a thread.
+
+    Nothing outlives it, its thread saw no error, and its services told of no bug, from which they would have recovered.
+    """
     deaths: list[str] = []
-    with LocalStack(on_restart=lambda death, pause_s: deaths.append(death), **{"restart": OFTEN, **options}) as stack:
+    lines: list[str] = []
+    callbacks = {
+        "on_restart": lambda death, pause_s: deaths.append(death),
+        "on_line": lambda _name, line: lines.append(line),
+    }
+    with LocalStack(**callbacks, **{"restart": OFTEN, **options}) as stack:
         running = Supervised(stack, deaths)
         try:
             yield running
         finally:
             running.close()
     assert running.error is None, running.error
+    assert not any(BUG in line for line in lines), lines[-200:]
     wait_gone(running.left, timeout_s=5)
     assert running.left == [], "processes outlived their stack"
 
