@@ -92,7 +92,7 @@ class WorkerSettings(ShellSettings):
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """Compute threads on CPU. Default: OMP_NUM_THREADS, or the container's number of processors."""
     fuse: bool = True
-    """Run the decoder as one program over packed weights where its build is known; CPU only."""
+    """Run the decoder as one program where its build is known, and on a GPU its decode steps as one launch each."""
     weight_cache: bool = True
     """Keep packed integers (of `quantization`, or of a quantized checkpoint) in a private folder, ~/.cache/quire/weights or
     QUIRE_CACHE_DIR/weights, which the next start maps; CPU only."""

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --part kernels --json    # one JSON object, nothing else
     python -m benchmarks.gpu --save                   # writes benchmarks/results/gpu.json too
 
-Needs torch, triton, transformers and numpy, and a CUDA device; no network, services or checkpoint. In a
+Needs torch, triton, transformers, numpy and protobuf, and a CUDA device; no network, services or checkpoint. In a
 checkout that is not installed: PYTHONPATH=.:kernels. This module holds the command line and its table.
 """
 
@@ -23,7 +23,7 @@ from benchmarks import report
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu import steps as gpu_steps
 from benchmarks.gpu.clock import Bench, Figure
-from paged_kernels.triton_backend import is_interpreted
+from paged_kernels.gpu.backend import is_interpreted
 
 PARTS = ("kernels", "steps")
 _UNITS = {"memory": (1e12, "TB/s"), "gemm": (1e12, "TFLOP/s"), "to host": (1e9, "GB/s"), "to device": (1e9, "GB/s")}

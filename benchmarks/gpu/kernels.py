@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.clock import Bench
-from paged_kernels import triton_sampling
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.triton_backend import TritonBackend, sharing_of
+from paged_kernels.gpu import token_draws
+from paged_kernels.gpu.backend import TritonBackend, sharing_of
 
 _COLD_BYTES = 256 << 20
 _DTYPE = torch.bfloat16
@@ -191,7 +191,7 @@ class Kernels:
         ):
             given = _Rows(rows, self._device, *parameters)
             self._bench.add(
-                f"sampling, {name}", f"b{rows}, V {vocab}", lambda given=given: lambda: triton_sampling.draw(logits, given, fit),
+                f"sampling, {name}", f"b{rows}, V {vocab}", lambda given=given: lambda: token_draws.draw(logits, given, fit),
                 work=4 * rows * vocab, ceiling="memory", anchor=anchor,
             )  # fmt: skip
 

@@ -28,6 +28,8 @@ _INT, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 class CpuDecoders(WeightPacking):
     """`DecoderKernels` of the compiled library, on torch's current number of threads."""
 
+    keeps_row_bits = True
+
     def __init__(self, library: ctypes.CDLL) -> None:
         super().__init__(library)
         linear_types = [_POINTER] * 2 + [_INT] * 2 + [_POINTER] * 2 + [_I64] + [_INT] * 6
@@ -72,6 +74,9 @@ class CpuDecoders(WeightPacking):
     def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> "CpuDecodeProgram":
         """See DecoderKernels."""
         return CpuDecodeProgram(program, self._next[program.dtype, cache_dtype])
+
+    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> None:
+        """See DecoderKernels."""
 
 
 class CpuProgram:

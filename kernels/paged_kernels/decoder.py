@@ -217,8 +217,33 @@ class DecodeProgram(Protocol):
         ...
 
 
+class FixedSteps(Protocol):
+    """Decode steps in memory at fixed addresses, so that a device can record the launches of one and repeat them.
+
+    A step has as many rows as the memory, or fewer; each row is the next token of a sequence. All work is in the order
+    of the device's current stream, and none of it waits for the device.
+    """
+
+    def take(self, token_ids: torch.Tensor, batch: AttentionBatch, num_rows: int) -> None:
+        """Copy a step, on the device, to the first rows; those up to `num_rows` become padding, which writes nowhere."""
+        ...
+
+    def run(self, num_rows: int) -> None:
+        """Compute the first `num_rows` rows. What is launched depends on `num_rows` alone."""
+        ...
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """float32 [num_rows, vocab] of the last `run`, with the values of the rows' dtype. The next one overwrites them."""
+        ...
+
+
 class DecoderKernels(Protocol):
-    """Products with packed weights, and programs. A row's bits depend only on the row."""
+    """Products with packed weights, and programs.
+
+    `keeps_row_bits`: a row's bits depend only on the row, and not on how many there are.
+    """
+
+    keeps_row_bits: bool
 
     def packs(self, dtype: torch.dtype, depth: int) -> bool:
         """True if plain weights of this dtype and depth can be packed."""
@@ -229,7 +254,7 @@ class DecoderKernels(Protocol):
         ...
 
     def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
-        """Pack weights of [columns, depth]; no reference to them is kept.
+        """Pack weights of [columns, depth], which the caller gives up: their memory may become the packed weights'.
 
         Products with quantized weights round each group of a row to multiples of its largest magnitude / 127
         (ties to even), and sum products of integers exactly. So a result is off by at most half a multiple
@@ -252,6 +277,13 @@ class DecoderKernels(Protocol):
         """Convert the program to a runnable form."""
         ...
 
-    def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> DecodeProgram:
-        """Convert a program that begins with `Embed` and ends with `Head` and `Choose`."""
+    def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> DecodeProgram | None:
+        """Convert a program that begins with `Embed` and ends with `Head` and `Choose`; None if rows are not on the host."""
+        ...
+
+    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> FixedSteps | None:
+        """Memory for steps of up to `num_rows` rows over up to `width` blocks each, and a program from `Embed` to `Head`.
+
+        `pool`: the cache, on the rows' device. None if rows are on the host, where nothing is launched.
+        """
         ...

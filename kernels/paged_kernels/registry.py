@@ -37,7 +37,7 @@ def _reference(_environ: Mapping[str, str], _say: Say) -> KernelBackend:
 def _cuda(environ: Mapping[str, str], _say: Say) -> KernelBackend:
     # Optional backend: triton need not be installed.
     try:
-        from paged_kernels import triton_backend  # noqa: PLC0415
+        from paged_kernels.gpu import backend as triton_backend  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"the backend cuda needs Triton ({error}): pip install triton", reason="NO_TRITON") from error
     if triton_backend.is_interpreted() != interprets_triton(environ):
@@ -54,19 +54,21 @@ def drawing_kernels(name: str, device: torch.device) -> ModuleType | None:
     """
     if name != "cuda" or device.type != "cuda":
         return None
-    from paged_kernels import triton_sampling  # noqa: PLC0415 (optional, see _cuda)
+    from paged_kernels.gpu import token_draws  # noqa: PLC0415 (optional, see _cuda)
 
-    return triton_sampling
+    return token_draws
 
 
 def decoder_kernels(backend: KernelBackend) -> DecoderKernels | None:
-    """Kernels of `backend` for whole decoders; None if it has none (a model's own modules then compute)."""
-    return backend.decoder if isinstance(backend, CompiledCpuBackend) else None
+    """Kernels of `backend` for whole decoders, its `decoder`; None if it has none (a model's own modules then compute)."""
+    found: DecoderKernels | None = getattr(backend, "decoder", None)
+    return found
 
 
 def greedy_kernel(backend: KernelBackend) -> GreedyKernel | None:
-    """Kernel of `backend` for argmax; None if it has none (plain torch is used)."""
-    return backend.greedy if isinstance(backend, CompiledCpuBackend) else None
+    """Kernel of `backend` for argmax, its `greedy`; None if it has none (plain torch is used)."""
+    found: GreedyKernel | None = getattr(backend, "greedy", None)
+    return found
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

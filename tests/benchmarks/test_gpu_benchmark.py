@@ -13,7 +13,7 @@ from tests.support.tree import run_python
 IMPORTED = """
 import sys
 import benchmarks.gpu.__main__
-print(sorted({"grpc", "opentelemetry", "protos", "worker_svc.engine", "paged_kernels"} & sys.modules.keys()))
+print(sorted({"grpc", "opentelemetry", "worker_svc.engine", "paged_kernels"} & sys.modules.keys()))
 """
 
 
@@ -38,7 +38,7 @@ def test_without_a_device_it_says_so(arguments: list[str], message: str, monkeyp
 
 @pytest.mark.long
 def test_it_needs_no_services() -> None:
-    """Neither gRPC nor OpenTelemetry nor our wire is imported."""
+    """Neither gRPC nor OpenTelemetry is imported."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | {"PYTHONPATH": "kernels"}
     done = run_python(IMPORTED, env=env)
     assert done.stdout == "['paged_kernels']\n", done.stdout + done.stderr

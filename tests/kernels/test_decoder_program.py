@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from paged_kernels.backend import AttentionRule, CacheShape, written_dtype
 from paged_kernels.decoder import (
@@ -24,6 +23,7 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
+from tests.kernels.in_torch import ACTIVATIONS, EPS, in_torch, normed, turned
 from tests.kernels.programs import Bench, Cache, moves, packed, random
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -34,8 +34,6 @@ CACHES = [*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), (torch.flo
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
 # Of bfloat16 results, that must be what torch gives to the last bit: the others were rounded at a tie of another sum.
 EQUAL_SHARE = 0.97
-ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")}
-EPS = 1e-5
 STREAM, NORMED, HEADS, ATTENDED, GATED = Rows
 
 
@@ -44,12 +42,6 @@ def close(found, expected, tolerance=None):
     torch.testing.assert_close(found.float(), expected.float(), rtol=tolerance, atol=tolerance)
     if found.dtype == torch.bfloat16:
         assert (found == expected).float().mean() >= EQUAL_SHARE
-
-
-def normed(x, weight, *, one_plus):
-    """As the modules of Llama and of Gemma round."""
-    wide = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
-    return (wide * (1 + weight.float())).to(x.dtype) if one_plus else weight * wide.to(x.dtype)
 
 
 # --- rows by themselves ----------------------------------------------------------------------------------------------
@@ -128,17 +120,6 @@ def test_extreme_gates(compiled):
 
 
 # --- positions and the cache -----------------------------------------------------------------------------------------
-
-
-def turned(heads, positions, angles):
-    """[T, H, D] by transformers' half rotation of the first elements, rounded after each operation."""
-    if angles is None:
-        return heads
-    cosines, sines = (x[positions.long()][:, None] for x in angles)
-    width = cosines.shape[-1]
-    part, rest = heads[..., :width], heads[..., width:]
-    left, right = part.chunk(2, -1)
-    return torch.cat([part * cosines + torch.cat([-right, left], -1) * sines, rest], -1)
 
 
 @pytest.mark.parametrize("dtypes", CACHES)
@@ -326,36 +307,9 @@ def test_layers_equal_torch(compiled, dtype):
     cache, other = Cache(shape, 2, 40, dtype), Cache(shape, 2, 40, dtype)
     batch, stream = cache.batch([(0, 0, 33), (1, 0, 9)]), random(42, 48, dtype=dtype)
     found = Bench(compiled, widths, heads, dtype).run(operators, stream, cache, batch)
-    expected = in_torch(compiled, operators, stream, heads, other, batch)
+    expected = in_torch(compiled.decoder, compiled, operators, stream, heads, other, batch)
     tolerance = 2e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-def in_torch(compiled, operators, stream, heads, cache, batch):
-    """The program's operators, one tensor after the other."""
-    rows = {STREAM: stream.clone()}
-    dim, kv_heads = cache.shape.head_dim, cache.shape.num_kv_heads
-    for op in operators:
-        if isinstance(op, Norm):
-            made = normed(rows[op.source], op.weight, one_plus=op.one_plus)
-            rows[op.target] = rows[op.target] + made if op.adds else made
-        elif isinstance(op, Linear):
-            made = compiled.decoder.linear(rows[op.source], op.weights)
-            rows[op.target] = rows[op.target] + made if op.adds else made
-        elif isinstance(op, Gated):
-            gates, ups = (compiled.decoder.linear(rows[op.source], w) for w in (op.gate, op.up))
-            rows[op.target] = ACTIVATIONS[op.activation](gates) * ups
-        elif isinstance(op, RotateAndStore):
-            given = rows[HEADS].view(len(stream), -1, dim)
-            moved = turned(given[:, : heads + kv_heads], batch.positions, (op.cosines, op.sines))
-            rows[HEADS] = torch.cat([moved, given[:, heads + kv_heads :]], 1)
-            keys, values = rows[HEADS][:, heads : heads + kv_heads], rows[HEADS][:, heads + kv_heads :]
-            compiled.write_kv(keys, values, cache.pool[op.layer], batch.slots, cache.shape)
-        else:
-            queries = rows[HEADS][:, :heads].contiguous()
-            out = compiled.paged_attention(queries, cache.pool[op.layer], batch, cache.shape, op.rule)
-            rows[ATTENDED] = out.view(len(stream), -1)
-    return rows[STREAM]
 
 
 def test_room_grows_and_stays(compiled, threads):

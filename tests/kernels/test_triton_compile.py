@@ -8,12 +8,13 @@ import torch
 
 from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.resources.compiled import GPUS, resources
-from paged_kernels.resources.forms import attention_launches, other_launches
+from paged_kernels.resources.forms import attention_launches, decoder_launches, other_launches
 from paged_kernels.resources.launches import Launch
 
 PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
 KERNELS = {
     "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
+    "choose_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "inputs_kernel",
 }  # fmt: skip
 
 
@@ -41,8 +42,10 @@ def ptx(launch: Launch, gpu: str) -> str:
 
 def test_every_kernel_compiles(record_property):
     """All kernels, bfloat16 heads of 64, for sm_80; matrix products on the matrix units, keys by asynchronous copies."""
-    found = attention_launches(CacheShape(16, 8, 64), 4, torch.bfloat16, PLAIN)
-    assert check(found + other_launches(torch.bfloat16, 1000), ["sm_80"]) == KERNELS
+    shape = CacheShape(16, 8, 64)
+    found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
+    others = decoder_launches(shape, 4, torch.bfloat16, 576) + other_launches(torch.bfloat16, 1000)
+    assert check(found + others, ["sm_80"]) == KERNELS
     for launch in attentions(found):
         assert "cp.async" in ptx(launch, "sm_80")
         assert "mma.sync" in ptx(launch, "sm_80")
@@ -52,11 +55,22 @@ def test_every_kernel_compiles(record_property):
 @pytest.mark.long
 def test_every_kernel_compiles_for_hopper(record_property):
     """The same for sm_90, where heads of 128 fill the matrix units of four warps."""
-    found = attention_launches(CacheShape(16, 8, 128), 4, torch.bfloat16, PLAIN)
-    assert check(found + other_launches(torch.bfloat16, 1000), ["sm_90"]) == KERNELS
+    shape = CacheShape(16, 8, 128)
+    found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
+    others = decoder_launches(shape, 4, torch.bfloat16, 4096) + other_launches(torch.bfloat16, 1000)
+    assert check(found + others, ["sm_90"]) == KERNELS
     _decode, prefill = attentions(found)
     assert "wgmma" in ptx(prefill, "sm_90")
     record_property("size", f"triton compiled: {len(KERNELS)} kernels, 1 shape, sm_90")
+
+
+@pytest.mark.long
+def test_every_kernel_compiles_for_amd():
+    """The same for gfx942, which has less shared memory."""
+    shape = CacheShape(16, 8, 128)
+    found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
+    others = decoder_launches(shape, 4, torch.bfloat16, 4096) + other_launches(torch.bfloat16, 1000)
+    assert check(found + others, ["gfx942"]) == KERNELS
 
 
 @pytest.mark.long

@@ -202,7 +202,9 @@ def test_simulated(otlp: OtlpReceiver, tmp_path: Path, record_property: Callable
     watched = Watched(otlp, simulated=True, worker_args=("--time-scale", "0.5"), log_format=LogFormat.JSON)
     with watched.stack:
         record_property("size", _check(watched, otlp, tmp_path))
-    lines = [json.loads(line.partition(": ")[2]) for line in watched.lines]
+    # Besides, the stack itself says so of a service that a busy machine could not stop in time.
+    said = [line for line in watched.lines if not line.endswith("s: killed")]
+    lines = [json.loads(line.partition(": ")[2]) for line in said]
     assert {line["service"] for line in lines} >= {"gateway", "scheduler", "worker"}
     calls = [line for line in lines if line["logger"] == "gateway_svc.metrics" and line.get("request_id") == IDS[0]]
     assert calls and all(len(line["trace_id"]) == 32 and len(line["span_id"]) == 16 for line in calls)

@@ -15,6 +15,8 @@ from worker_svc import container
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.device.streams import CudaStreams
 
+Work = Callable[[], None]
+
 
 class Device(Protocol):
     """One device. Used from the engine's thread."""
@@ -54,6 +56,16 @@ class Device(Protocol):
 
     def queue(self) -> DeviceQueue:
         """Create a queue on the device."""
+        ...
+
+    def recorded(self, work: Work) -> Work:
+        """What repeats `work`, as one launch where the device can do that.
+
+        `work` runs twice: once to prepare what it launches, once to be recorded. Each time it must launch the same
+        kernels on the same addresses, and neither wait for the device nor copy from host memory. Memory that it
+        allocates is shared by all recordings, so only one of them is repeated at a time, and results must be copied
+        to memory from before.
+        """
         ...
 
 
@@ -105,12 +117,40 @@ class HostDevice:
         """See Device. Computes synchronously."""
         return HostQueue()
 
+    def recorded(self, work: Work) -> Work:
+        """See Device. There is nothing to launch: `work` itself."""
+        return work
+
+
+class CudaGraphs:
+    """Graphs of one device, of which one is replayed at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: tuple[int, int] | None = None
+
+    def recorded(self, work: Work) -> Work:
+        """See Device."""
+        current, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            work()
+        current.wait_stream(aside)
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread only: others may copy results or read a tokenizer meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
 
 class CudaDevice:
     """A CUDA device, through torch."""
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
+        self._graphs = CudaGraphs(self.torch_device)
 
     def describe(self) -> str:
         """See Device."""
@@ -153,6 +193,10 @@ class CudaDevice:
     def queue(self) -> DeviceQueue:
         """See Device."""
         return StreamQueue(CudaStreams(self.torch_device))
+
+    def recorded(self, work: Work) -> Work:
+        """See Device. A CUDA graph."""
+        return self._graphs.recorded(work)
 
 
 class CudaDevices:

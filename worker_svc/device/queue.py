@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,10 +50,10 @@ class DeviceQueue(Protocol):
         """Context around all `upload`s of one decode step."""
         ...
 
-    def upload(self, array: Array) -> torch.Tensor:
-        """Copy a contiguous `array` to the device without waiting for it. Call inside `inputs`.
+    def upload(self, *arrays: Array) -> list[torch.Tensor]:
+        """Copy `arrays` to the device by one copy, without waiting for it. Call inside `inputs`.
 
-        `array` must not change until the step is computed.
+        On the host they may be used as they are, so they must not change until the step is computed.
         """
         ...
 
@@ -79,11 +80,16 @@ class _Here:
         return {name: result.numpy() for name, result in self.results.items()}
 
 
+def host_tensors(*arrays: Array) -> list[torch.Tensor]:
+    """The arrays themselves as tensors."""
+    return [torch.from_numpy(array) for array in arrays]
+
+
 class HostQueue:
     """A `DeviceQueue` for the host: no copies, no waiting."""
 
     inputs = staticmethod(contextlib.nullcontext)
-    upload = staticmethod(torch.from_numpy)
+    upload = staticmethod(host_tensors)
 
     def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
         """See DeviceQueue."""
@@ -162,12 +168,18 @@ class StreamQueue:
             # Also after an error: copies queued before it are still read.
             buffer.read = self._streams.record_inputs()
 
-    def upload(self, array: Array) -> torch.Tensor:
+    def upload(self, *arrays: Array) -> list[torch.Tensor]:
         """See DeviceQueue."""
-        room = self._buffers[-1].room(array.nbytes, self._streams)
-        room.numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        return self._streams.to_device(room).view(dtype).view(array.shape)
+        begins = [0, *accumulate(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]
+        room = self._buffers[-1].room(begins[-1], self._streams)
+        staged = room.numpy()
+        for begin, array in zip(begins, arrays, strict=False):
+            staged[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        there = self._streams.to_device(room)
+        return [
+            there[begin : begin + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+            for begin, array in zip(begins, arrays, strict=False)
+        ]
 
     def fetch(self, results: Mapping[str, torch.Tensor]) -> Fetched:
         """See DeviceQueue."""

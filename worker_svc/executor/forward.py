@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
-from worker_svc.device.last_tokens import LastTokens
+from worker_svc.device.kept_inputs import BlockTables, LastTokens
 from worker_svc.device.queue import DeviceQueue
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
@@ -71,6 +71,7 @@ class Forward:
     rule: RowRule
     pools: PoolingSums
     queue: DeviceQueue
+    block_tables: BlockTables
     last_tokens: LastTokens
 
     def compute(self, batch: StepBatch, timings: Timings) -> Computed:
@@ -121,7 +122,7 @@ class Forward:
 
     def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:
         """Copy the inputs to the device and fill in token ids that only the device has."""
-        inputs = model_inputs(packed, self.table.block_tables, rule, self.queue.upload)
+        inputs = model_inputs(packed, self.block_tables.now(), rule, self.queue.upload)
         for step in inputs:
             if step.unread is not None:
                 self.last_tokens.fill(step.token_ids[0], *step.unread)

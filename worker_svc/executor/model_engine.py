@@ -46,6 +46,7 @@ class ModelEngine:
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
         self.invariant = False
         self.row_rule: RowRule = FREE
+        self._max_num_seqs = 0
         self._settings = settings
         self._loaded: LoadedModel | None = None
         self._cache: CacheEngine | None = None
@@ -80,9 +81,12 @@ class ModelEngine:
         tokens, seqs = max_num_batched_tokens, max_num_seqs
         if self._device is HOST:
             tokens, seqs = min(tokens, profile.MOST_HOST_TOKENS), min(seqs, profile.MOST_HOST_SEQUENCES)
+        self._max_num_seqs = max_num_seqs
         activation_bytes = self._device.peak_bytes(
             lambda: profile.run_largest_step(loaded, self.row_rule, tokens, seqs)
         )
+        if self._device is not HOST:  # where nothing is recorded
+            activation_bytes += self._device.peak_bytes(lambda: profile.run_fixed_step(loaded, max_num_seqs))
         budget = self._budget(loaded, activation_bytes, tokens)
         counts = memory.count_blocks(budget)
         memory.check_blocks(counts, budget, loaded.limits.max_model_len)
@@ -128,6 +132,7 @@ class ModelEngine:
         )
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)
+        profile.record_decode_steps(loaded, self._cache.device_pool, self._max_num_seqs)
         self._runner = StepRunner(
             loaded.model,
             self._cache,

@@ -4,16 +4,21 @@ Both use dummy tokens in a scratch cache, which is discarded. How many
 blocks fit beside that step is counted in `model/memory`.
 """
 
+import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from worker_svc.invariance import RowRule, measure
+from worker_svc.invariance import FREE, RowRule, measure
 from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.fused.recorded_steps import most_rows
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel
 from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
+
+log = logging.getLogger(__name__)
 
 MOST_HOST_TOKENS, MOST_HOST_SEQUENCES = 256, 32
 """Size of the profile step on the host, where no block count depends on its memory, and its time delays the start."""
@@ -36,12 +41,40 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     tables = np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1))
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
     loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[1]).device_pool)
-    logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), tables, rule))
+    logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule))
     ones = torch.ones(num_seqs, dtype=torch.int64, device=logits.device)
     half = torch.full((num_seqs,), 0.5, device=logits.device)
     drawn = torch.arange(num_seqs, device=logits.device) < rows_at_once(logits.shape[1])
     temperatures = torch.where(drawn, half, 0.0)
     sample(logits, SamplingRows(temperatures, ones, half, ones, ones, ones, ones.bool()), loaded.draws)
+
+
+def run_fixed_step(loaded: LoadedModel, max_num_seqs: int) -> None:
+    """Run the largest decode step of those that are recorded, if the model has such: recordings keep its memory."""
+    loaded.model.bind(loaded.shape, loaded.new_cache(1).device_pool)
+    num_rows = most_rows(max_num_seqs)
+    steps = loaded.model.fixed_steps(num_rows, _most_blocks(loaded))
+    if steps is not None:
+        with torch.inference_mode():
+            steps.run(num_rows)
+
+
+def record_decode_steps(loaded: LoadedModel, pool: torch.Tensor, max_num_seqs: int) -> None:
+    """Record decode steps over the bound cache `pool`, which holds nothing before and after. Logs how many, and the time."""
+    if not (max_num_seqs and pool.shape[2]):
+        return
+    begun_s, size, table = time.monotonic(), loaded.shape.block_size, np.zeros((1, 1), np.int32)
+    packed = pack([Chunk(0, size - 1, [1], samples=True)], table, size)
+    [step] = model_inputs(packed, torch.from_numpy(table), FREE)
+    count = loaded.model.record(loaded.device.recorded, most_rows(max_num_seqs), _most_blocks(loaded), step)
+    pool[:, :, 0] = 0  # the block of the trial
+    if count:
+        log.info("recorded decode steps of %d sizes in %.1f s", count, time.monotonic() - begun_s)
+
+
+def _most_blocks(loaded: LoadedModel) -> int:
+    """Of one sequence."""
+    return -(-loaded.limits.max_model_len // loaded.shape.block_size)
 
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:
@@ -93,5 +126,6 @@ def _last_logits(
     """Logits of the last token of the last step."""
     logits = torch.empty(0)
     for chunks in steps:
-        logits = loaded.model.logits(model_inputs(pack(chunks, tables, loaded.shape.block_size), tables, rule))
+        packed = pack(chunks, tables, loaded.shape.block_size)
+        logits = loaded.model.logits(model_inputs(packed, torch.from_numpy(tables), rule))
     return logits[-1]

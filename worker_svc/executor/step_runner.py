@@ -15,7 +15,7 @@ from paged_kernels.registry import GreedyKernel
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from svc_common.errors import InvalidArgument
-from worker_svc.device.last_tokens import LastTokens
+from worker_svc.device.kept_inputs import BlockTables, LastTokens
 from worker_svc.device.queue import DeviceQueue, HostQueue
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
@@ -67,7 +67,8 @@ class StepRunner:
         self._proposer = proposer or NgramProposer()
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         self._last_tokens = LastTokens(device)
-        self._forward = Forward(model, rows, rule, self._pools, self._queue, self._last_tokens)
+        tables = BlockTables(rows, queue, device)
+        self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
         self._plain = PlainDecode(model, rows, draws) if isinstance(queue, HostQueue) else None
@@ -201,9 +202,9 @@ class StepRunner:
         entries = drawing.plan.draw_entries
         first = np.flatnonzero(np.diff(entries, prepend=-1))
         rows = drawing.plan.rows[entries[first]].astype(np.int64)
-        upload = self._queue.upload
-        tokens = drawing.token_ids if len(first) == len(entries) else drawing.token_ids[upload(first)]
-        self._last_tokens.put(upload(rows), tokens, len(self._rows.occupied))
+        at, of_rows = self._queue.upload(first, rows)
+        tokens = drawing.token_ids if len(first) == len(entries) else drawing.token_ids[at]
+        self._last_tokens.put(of_rows, tokens, len(self._rows.occupied))
 
     # --- landing a decode step ---------------------------------------------------------------------------------------
 

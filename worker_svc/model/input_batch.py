@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch
+from worker_svc.device.queue import host_tensors
 from worker_svc.invariance import RowRule
 from worker_svc.rows.batch import PackedTokens
 
+_NOTHING = np.zeros(0, np.int64)
 _FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}
 """Columns of the tokens that are padded, and with what."""
 
-Upload = Callable[[NDArray[Any]], torch.Tensor]
-"""Converts an array to a tensor on the device that needs it."""
+Upload = Callable[..., list[torch.Tensor]]
+"""Converts arrays to tensors on the device that needs them: `DeviceQueue.upload`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +64,43 @@ class ModelInput:
 
 
 def model_inputs(
-    packed: PackedTokens, block_tables: NDArray[np.int32], rule: RowRule, upload: Upload = torch.from_numpy
+    packed: PackedTokens, tables: torch.Tensor, rule: RowRule, upload: Upload = host_tensors
 ) -> list[ModelInput]:
     """The forward passes of a step, in order; logits come in the order of `packed.sampled_at`.
 
-    `upload` makes the tensors.
+    `tables`: int32, the rows' block tables. `upload` makes the other tensors.
     """
-    tables, passes = upload(block_tables), []
+    passes = []
     for begin, end in rule.pieces(len(packed.token_ids)):
         columns = [getattr(packed, name)[begin:end] for name in _FILLS]
         if (size := rule.padded(end - begin)) > end - begin:
             columns = [_padded(column, size, fill) for column, fill in zip(columns, _FILLS.values(), strict=True)]
         token_ids, positions, token_rows, slots = columns
-        attention = AttentionBatch(
-            sequences=upload(token_rows),
-            positions=upload(positions),
-            slots=upload(slots),
-            block_tables=tables,
-            offsets=np.clip(packed.row_offsets, begin, end) - begin,
-        )
         wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
+        wide = (token_ids.astype(np.int64), positions.astype(np.int64), _logit_rows(wanted, rule))
+        *columns, ids, places, logit_rows, unread, unread_rows = upload(
+            token_rows, positions, slots, *wide, *_unread(packed, begin, end)
+        )
         passes.append(
             ModelInput(
-                token_ids=upload(token_ids.astype(np.int64))[None],
-                positions=upload(positions.astype(np.int64))[None],
-                attention=attention,
-                logit_rows=upload(_logit_rows(wanted, rule)),
+                token_ids=ids[None],
+                positions=places[None],
+                attention=AttentionBatch(*columns, tables, np.clip(packed.row_offsets, begin, end) - begin),
+                logit_rows=logit_rows,
                 num_logits=len(wanted),
                 adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
-                unread=None if packed.unread is None else _unread(packed, begin, end, upload),
+                unread=None if packed.unread is None else (unread, unread_rows),
             )
         )
     return passes
 
 
-def _unread(packed: PackedTokens, begin: int, end: int, upload: Upload) -> tuple[torch.Tensor, torch.Tensor]:
-    assert packed.unread is not None
+def _unread(packed: PackedTokens, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """See ModelInput; empty if the host knows all tokens."""
+    if packed.unread is None:
+        return _NOTHING, _NOTHING
     places = packed.unread[(packed.unread >= begin) & (packed.unread < end)]
-    return upload(places - begin), upload(packed.token_rows[places].astype(np.int64))
+    return places - begin, packed.token_rows[places].astype(np.int64)
 
 
 def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:

@@ -217,7 +217,8 @@ def _with_integers(
     """The compute dtype for a checkpoint that may store integers; logs if these are not multiplied as they are."""
     if found.reader is None or not found.reader.is_quantized:
         return dtype
-    chosen = dtype if fast is None else checkpoint.choose_dtype(found, settings.dtype, keeps_integers=True)
+    keeps = fast is not None and fast.packs_quantized(torch.float32)
+    chosen = checkpoint.choose_dtype(found, settings.dtype, keeps_integers=True) if keeps else dtype
     name = str(chosen).removeprefix("torch.")
     if fast is None or not fast.packs_quantized(chosen):
         log.info("the checkpoint's integers are dequantized to %s: only the compiled CPU kernels keep them", name)
@@ -238,7 +239,7 @@ def _choose_weights(
             f"--quantization {wanted} rounds unquantized weights, and those of {settings.model} are quantized: leave it out",
             reason="QUANTIZATION_UNSUPPORTED",
         )
-    if fast is None:
+    if fast is None or not fast.packs_quantized(torch.float32):
         raise ConfigError(
             f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and Quire's "
             "wheel for this platform or a C++ compiler",

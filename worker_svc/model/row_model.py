@@ -12,13 +12,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
-from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun
+from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
-from worker_svc.model.fused.operators import packed_bytes, quantized_bytes
+from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
+from worker_svc.model.fused.recorded_steps import Record, RecordedSteps
 from worker_svc.model.input_batch import ModelInput
 
 _PROBE_TOKENS = 4
@@ -35,6 +36,7 @@ class RowModel:
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
         self._decode_program: DecodeProgram | None = None
+        self._recorded: RecordedSteps | None = None
         self._hidden = _LastHidden(model)
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
@@ -42,13 +44,18 @@ class RowModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of parameters, buffers and packed weights, shared ones counted once."""
-        tensors = {t.data_ptr(): t.nbytes for t in (*self._model.parameters(), *self._model.buffers())}
-        return sum(tensors.values()) + packed_bytes(self._model)
+        tensors = (*self._model.parameters(), *self._model.buffers(), *packed_tensors(self._model))
+        return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
     @property
     def quantized_bytes(self) -> int:
         """Bytes of the packed weights that are quantized."""
         return quantized_bytes(self._model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self._device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,7 +90,7 @@ class RowModel:
         """Return to the decoder's modules, with packed weights."""
         if self._fused is not None:
             self._fused.remove()
-            self._fused = self._plain_head = self._decode_program = None
+            self._fused = self._plain_head = self._decode_program = self._recorded = None
 
     @torch.inference_mode()
     def find_plain_head(self, step: ModelInput) -> None:
@@ -105,6 +112,8 @@ class RowModel:
         if self._fused is None or not isinstance(self._plain_head, PackedLinear):
             return
         self._decode_program = self._fused.decode_program(self._plain_head.weights)
+        if self._decode_program is None:
+            return
         expected, batch = self._pass(step), step.attention
         columns = (step.token_ids[0].int(), batch.positions, batch.sequences, batch.block_tables)
         run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns)))
@@ -120,6 +129,27 @@ class RowModel:
             return None
         return self._fused.decode(self._decode_program, rows)
 
+    @torch.inference_mode()
+    def fixed_steps(self, num_rows: int, width: int) -> FixedSteps | None:
+        """Decode steps of up to `num_rows` rows and `width` blocks each, over the bound cache; None if the model has none."""
+        if self._fused is None or not isinstance(self._plain_head, PackedLinear):
+            return None
+        return self._fused.fixed_steps(self._plain_head.weights, num_rows, width)
+
+    @torch.inference_mode()
+    def record(self, recorded: Record, num_rows: int, width: int, step: ModelInput) -> int:
+        """Record `fixed_steps`, from now on used by `logits`; returns how many recordings there are.
+
+        None is used if the logits of `step`, in which some sequences decode, are not those computed before.
+        """
+        steps = self.fixed_steps(num_rows, width)
+        if steps is None:
+            return 0
+        expected = self._pass(step)
+        made = RecordedSteps(steps, recorded, num_rows)
+        self._recorded = made if made.gives(step.to(self._device), expected) else None
+        return 0 if self._recorded is None else self._recorded.count
+
     @contextmanager
     def computed_by_modules(self) -> Iterator[None]:
         """Inside the block, compute with the decoder's modules one by one, with their present weights."""
@@ -133,6 +163,7 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
+        self._recorded = None
         self._paged = attention.PagedAttention(self._backend, shape, pool, self._windows)
         attention.attach(self._model, self._paged)
 
@@ -143,8 +174,15 @@ class RowModel:
 
     @torch.inference_mode()
     def logits(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
-        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes."""
-        return _joined(list(map(self._pass, inputs)))
+        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes.
+
+        Valid until the next call: the device writes those of recorded steps to the same memory.
+        """
+        passes = list(inputs)
+        recorded = None if self._uses_modules else self._recorded
+        if recorded is not None and len(passes) == 1 and recorded.takes(passes[0]):
+            return recorded.logits(passes[0])
+        return _joined(list(map(self._pass, passes)))
 
     @torch.inference_mode()
     def hidden(self, inputs: Iterable[ModelInput]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from worker_svc.rows.table import RowTable
 from worker_svc.sampling import logprobs as scores
 from worker_svc.sampling.draw_plan import DrawPlan
 from worker_svc.sampling.logit_rules import RuledPlaces, apply_rules
-from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws, finite_rows
+from worker_svc.sampling.sampler import GREEDY_BELOW, TORCH_DRAWS, SamplingRows, TokenDraws
 from worker_svc.sampling.sampler import greedy as torch_greedy
 from worker_svc.sampling.step_results import Tops
 from worker_svc.sampling.token_masks import NO_WORK, Bits, MaskAsk, MaskWork, TokenMasks, num_words
@@ -85,15 +85,16 @@ class Drawing:
     def drawn(self) -> Drawn:
         """Wait for the results. Only places with finite logits and an allowed token have tops and candidates."""
         found = self.fetched.arrays()
-        valid = found["finite"] & found["opens"]
+        opens = found.get("opens", np.ones_like(found["finite"]))
+        valid = found["finite"] & opens
         asked, num_draws = self.asked, len(found["token_ids"])
         beams, candidates = self._candidates(found, valid) if len(asked.beams) else (_NONE, _NO_TOPS)
         return Drawn(
-            token_ids=found["token_ids"],
+            token_ids=found["token_ids"].astype(np.int32),
             logprobs=found.get("logprobs", np.zeros(num_draws, np.float32)),
             tops=self._tops(found, valid[self.plan.draw_places]) if len(asked.topped) else Tops.none(num_draws),
             finite=found["finite"],
-            opens=found["opens"],
+            opens=opens,
             beams=beams,
             candidates=candidates,
             mask_work=self.mask_work,
@@ -244,17 +245,19 @@ class RowSampler:
         masks = masks or self._begin_masks(plan)
         mask_work = masks.wait()
         shaped = self._shaped(plan, logits, masks.bits)
-        finite = finite_rows(logits)
-        opens = torch.ones_like(finite) if shaped is logits else shaped.amax(-1) > float("-inf")
-        valid = finite & opens
-        raw = logits
+        _, finite = self._greedy(logits)
+        results = {"finite": finite}
+        valid, raw = finite, logits
+        if shaped is not logits:
+            results["opens"] = shaped.amax(-1) > float("-inf")
+            valid = finite & results["opens"]
         if not plan.is_plain:
-            at = self._upload(plan.draw_places.astype(np.int64))
+            [at] = self._upload(plan.draw_places.astype(np.int64))
             raw, valid = logits[at], valid[at]
         params = _parameters(self._table, plan, self._upload)
         tokens = self._draws.draw(shaped if plan.is_plain else shaped[at], params, valid)
         asked = _Asked.of(self._table, plan)
-        results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": opens}
+        results["token_ids"] = tokens
         if self._table.logprobs[plan.draw_rows].any():
             results["logprobs"] = self._draws.chosen_logprobs(raw, tokens, params.logprobs & valid)
         if asked.num_tops.any():
@@ -273,12 +276,12 @@ class RowSampler:
     def _greedy_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
         """Fast path for greedy rows without extras: few small operations, which matter in a small batch."""
         tokens, finite = self._greedy(logits)
-        results = {"token_ids": tokens.to(torch.int32), "finite": finite, "opens": torch.ones_like(finite)}
-        return Drawing(plan, _ONLY_TOKENS, tokens, self._queue.fetch(results))
+        fetched = self._queue.fetch({"token_ids": tokens, "finite": finite})
+        return Drawing(plan, _ONLY_TOKENS, tokens, fetched)
 
     def _top_logprobs(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
         """Top tokens of some rows of float32 [n, vocab]: `most` tokens each, and the number of tokens above -inf."""
-        here = logits[self._upload(at)]
+        here = logits[self._upload(at)[0]]
         found = scores.top_logprobs(here, most)
         left = (here > float("-inf")).sum(-1)
         return {f"{name}_ids": found.token_ids, f"{name}_logprobs": found.logprobs, f"{name}_left": left}
@@ -306,4 +309,5 @@ def _parameters(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows
         plan.lengths[plan.draw_places].astype(np.int64),
         table.logprobs[rows],
     )
-    return SamplingRows(*map(upload, columns), min_ps=upload(min_ps) if min_ps.any() else None)
+    *parameters, of_min_p = upload(*columns, min_ps)
+    return SamplingRows(*parameters, min_ps=of_min_p if min_ps.any() else None)

@@ -14,13 +14,14 @@ from rich.table import Table
 
 from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.resources.compiled import GPUS, resources
-from paged_kernels.resources.forms import attention_launches, other_launches
+from paged_kernels.resources.forms import attention_launches, decoder_launches, other_launches
 from paged_kernels.resources.launches import Launch
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _RULES = {"causal": AttentionRule(0.1), "window, soft cap": AttentionRule(0.1, 512, 30.0)}
 _SHAPES = [(64, 4), (96, 4), (128, 1), (128, 8), (256, 4)]
 """Head sizes, with query heads of a kv head."""
+_ROW_WIDTH = 8192
 _SIZES = {"ROWS": "rows", "BLOCK": "tiles"}
 """Constants of kernels that are compiled in several sizes."""
 _WIDTH = 132
@@ -63,6 +64,8 @@ def _forms() -> Iterator[tuple[str, Launch]]:
                         f", {launch.arguments[key]} {word}" for key, word in _SIZES.items() if key in launch.arguments
                     ]
                     yield f"{dtype_name}, heads of {head_dim} x {group}, {rule_name}{''.join(sizes)}", launch
+            for launch in decoder_launches(CacheShape(16, 2, head_dim), group, dtype, _ROW_WIDTH):
+                yield f"{dtype_name}, heads of {head_dim}, rows of {_ROW_WIDTH}", launch
         for launch in other_launches(dtype, 151_936):
             yield dtype_name, launch
 

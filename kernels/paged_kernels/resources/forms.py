@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paged_kernels import triton_sampling
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.decoder import Embed, HeadNorm, Norm, RotateAndStore, Rows
+from paged_kernels.gpu import row_kernels, token_draws
+from paged_kernels.gpu.backend import TritonBackend
+from paged_kernels.gpu.tile_plan import Sharing
 from paged_kernels.resources.launches import Launch, launches
-from paged_kernels.triton_backend import TritonBackend
-from paged_kernels.triton_plan import Sharing
 
 _H200 = Sharing(4 * 132, 32 * 1024)
 _PROMPT = 100
@@ -46,6 +47,27 @@ def attention_launches(shape: CacheShape, group: int, dtype: torch.dtype, rule: 
     return found
 
 
+def decoder_launches(shape: CacheShape, group: int, dtype: torch.dtype, width: int) -> list[Launch]:
+    """What one layer launches between its products and attention, for rows of this width; the lookup, and inputs of a step."""
+    tokens, heads = 4, group * shape.num_kv_heads
+    ids = torch.zeros(tokens, dtype=torch.int64)
+    batch = AttentionBatch(ids.int(), ids.int(), ids, torch.zeros(tokens, 16, dtype=torch.int32), np.arange(tokens + 1))
+    rows, weight = torch.zeros(tokens, width, dtype=dtype), torch.zeros(width, dtype=dtype)
+    angles, of_head = torch.zeros(64, shape.head_dim, dtype=dtype), torch.zeros(shape.head_dim, dtype=dtype)
+    packed = torch.zeros(tokens, (heads + 2 * shape.num_kv_heads) * shape.head_dim, dtype=dtype)
+    cache = torch.zeros(2, 8, shape.block_elements(dtype), dtype=dtype)
+    with launches() as found:
+        row_kernels.embed(Embed(rows, 1.0), ids)
+        row_kernels.norm(Norm(Rows.STREAM, Rows.NORMED, weight, 1e-5), rows, rows)
+        for norm in (None, HeadNorm(of_head, of_head, 1e-5, one_plus=False)):
+            op = RotateAndStore(0, angles, angles, norm)
+            row_kernels.rotate_and_store(op, packed, heads, cache, batch, shape.block_size, shape.head_dim)
+        row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "silu")
+        row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "gelu_tanh")
+        row_kernels.fill_inputs(ids, batch, ids, batch, shape.block_size)
+    return found
+
+
 def other_launches(dtype: torch.dtype, vocab_size: int) -> list[Launch]:
     """Copies of blocks of that type, and draws of tokens with their log probabilities."""
     rows, ones = 4, torch.ones(4, dtype=torch.int64)
@@ -53,6 +75,7 @@ def other_launches(dtype: torch.dtype, vocab_size: int) -> list[Launch]:
     parameters = _Rows(floats, ones, floats, ones, ones, ones, torch.zeros(rows))
     with launches() as found:
         TritonBackend(_H200).blocks.copy(torch.zeros(2, 2, 4, 1024, dtype=dtype), [(0, 1)])
-        triton_sampling.draw(torch.zeros(rows, vocab_size), parameters, ones.bool())
-        triton_sampling.chosen_logprobs(torch.zeros(rows, vocab_size), ones, ones.bool())
+        token_draws.choose(torch.zeros(rows, vocab_size))
+        token_draws.draw(torch.zeros(rows, vocab_size), parameters, ones.bool())
+        token_draws.chosen_logprobs(torch.zeros(rows, vocab_size), ones, ones.bool())
     return found

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from paged_kernels import triton_backend
 from paged_kernels.backend import AttentionRule
+from paged_kernels.gpu import backend as triton_backend
+from paged_kernels.gpu.backend import TritonBackend
+from paged_kernels.gpu.tile_plan import Sharing, make_plans
 from paged_kernels.reference import ReferenceBackend
-from paged_kernels.triton_backend import TritonBackend
-from paged_kernels.triton_plan import Sharing, make_plans
 from tests.kernels.triton.cases import Problem, attend, distance, make_inputs, narrowed, random_problem
 
 KINDS = ("decode", "prefill", "mixed")
@@ -86,7 +86,7 @@ def test_a_kernel_that_does_nothing_is_noticed(name, monkeypatch):
     """The comparison sees it when a kernel leaves zeros."""
     problem = narrowed(random_problem("decode", 1), sequences=((300, 1), (2, 1)))
     # Freshly allocated memory may hold the right result of an earlier run.
-    monkeypatch.setattr(triton_backend.torch, "empty_like", torch.zeros_like)
+    monkeypatch.setattr(triton_backend.torch, "empty", torch.zeros)
     monkeypatch.setattr(triton_backend, name, Idle())
     with pytest.raises(AssertionError):
         assert difference(problem, TritonBackend(Sharing(1000, 0))) <= 1

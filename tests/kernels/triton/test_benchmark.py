@@ -25,7 +25,8 @@ def test_every_part_runs():
     names = {row["name"] for row in result["figures"]}
     assert names == {
         "decode attention", "plan of a step", "prefill attention", "cache write", "block copy", "swap out", "swap in",
-        "sampling, greedy", "sampling, temperature", "sampling, top-k and top-p", "decode step", "decode step, graph",
+        "sampling, greedy", "sampling, temperature", "sampling, top-k and top-p", "decode step, modules",
+        "decode step, program", "decode step, recorded",
     }  # fmt: skip
     assert all(row["us"] > 0 and 0 <= row["share"] < 1 for row in result["figures"])
     assert result["skipped"] == []

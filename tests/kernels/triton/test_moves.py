@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from paged_kernels import triton_cache
 from paged_kernels.backend import PADDING_SLOT, CacheShape, TorchBlocks
-from paged_kernels.triton_cache import TritonBlocks
+from paged_kernels.gpu import block_moves
+from paged_kernels.gpu.block_moves import TritonBlocks
 from tests.kernels.triton.cases import ALLOWED, BLOCK_SIZES, DEVICE, HEAD_DIMS
 from tests.kernels.triton.test_attention import Idle
 
@@ -35,7 +35,7 @@ def written(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         if slot != PADDING_SLOT:
             expected[0, slot // shape.block_size, :, slot % shape.block_size] = key[token]
             expected[1, slot // shape.block_size, :, slot % shape.block_size] = value[token]
-    triton_cache.write_kv(key, value, cache, slots, shape)
+    block_moves.write_kv(key, value, cache, slots, shape)
     return cache.view(expected.shape), expected
 
 
@@ -122,15 +122,15 @@ def test_swaps_go_in_parts_that_fit_the_staging_buffer(num_staged, monkeypatch):
     """However many blocks are swapped, and in any order."""
     pool = torch.randn(2, 2, 6, 64, device=DEVICE)
     host, back = torch.zeros(2, 2, 8, 64), torch.zeros_like(pool)
-    monkeypatch.setattr(triton_cache, "_MOST_STAGED_BYTES", num_staged * 2 * 2 * 64 * 4)
+    monkeypatch.setattr(block_moves, "_MOST_STAGED_BYTES", num_staged * 2 * 2 * 64 * 4)
     sizes: list[int] = []
-    move = triton_cache._move
+    move = block_moves._move
 
     def counted(source, source_ids, destination, destination_ids):
         sizes.append(len(source_ids))
         move(source, source_ids, destination, destination_ids)
 
-    monkeypatch.setattr(triton_cache, "_move", counted)
+    monkeypatch.setattr(block_moves, "_move", counted)
     places = [7, 0, 3, 1, 6, 2]
     TritonBlocks().swap_out(pool, host, list(enumerate(places)))
     assert torch.equal(host[:, :, places], pool.cpu())
@@ -154,7 +154,7 @@ def test_nothing_to_do():
     TritonBlocks().swap_in(torch.zeros(1, 2, 3, 64), pool, [])
     TritonBlocks().swap_out(pool, torch.zeros(1, 2, 3, 64), [])
     nothing = torch.zeros(0, 1, 64, device=DEVICE)
-    triton_cache.write_kv(
+    block_moves.write_kv(
         nothing, nothing, pool[0], torch.zeros(0, dtype=torch.int64, device=DEVICE), CacheShape(1, 1, 64)
     )
     assert bool((pool == 1).all())
@@ -163,9 +163,9 @@ def test_nothing_to_do():
 def test_kernels_that_do_nothing_are_noticed(monkeypatch):
     """The comparisons see it when nothing was moved."""
     # Fresh memory may be what plain torch has just gathered the same blocks in.
-    monkeypatch.setattr(triton_cache.torch, "empty", torch.zeros)
-    monkeypatch.setattr(triton_cache, "write_kernel", Idle())
-    monkeypatch.setattr(triton_cache, "move_kernel", Idle())
+    monkeypatch.setattr(block_moves.torch, "empty", torch.zeros)
+    monkeypatch.setattr(block_moves, "write_kernel", Idle())
+    monkeypatch.setattr(block_moves, "move_kernel", Idle())
     found, expected = written(1)
     assert not torch.equal(found, expected)
     for kind in ("copy", "swap in", "swap out"):

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_kernels import triton_sampling
+from paged_kernels.gpu import token_draws
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
 from worker_svc.sampling import sampler
@@ -20,7 +20,7 @@ ROWS = 8
 def uniform_kernel(seeds, sequences, positions, out, N: tl.constexpr):
     """Element by element."""
     i = tl.arange(0, N)
-    found = triton_sampling.uniform(tl.load(seeds + i), tl.load(sequences + i), tl.load(positions + i))
+    found = token_draws.uniform(tl.load(seeds + i), tl.load(sequences + i), tl.load(positions + i))
     tl.store(out + i, found)
 
 
@@ -72,8 +72,8 @@ def check_draws(seeds: range, record) -> None:
         logits, rows = random_rows(seed)
         fit = torch.ones(ROWS, dtype=torch.bool, device=DEVICE)
         expected = sampler.draw(logits, rows, fit)
-        assert torch.equal(triton_sampling.draw(logits, rows, fit), expected), seed
-        found = triton_sampling.chosen_logprobs(logits, expected, rows.logprobs)
+        assert torch.equal(token_draws.draw(logits, rows, fit), expected), seed
+        found = token_draws.chosen_logprobs(logits, expected, rows.logprobs)
         assert (found - sampler.chosen_logprobs(logits, expected, rows.logprobs)).abs().max() < 1e-5
     record("size", f"triton sampling: {len(seeds)} random batches of {WHOLE}, {ROWS} rows each")
 
@@ -89,6 +89,39 @@ def test_draws_what_the_worker_draws_in_every_batch(record_property):
     check_draws(range(WHOLE), record_property)
 
 
+@pytest.mark.parametrize("spread", [0.01, 3.0, 300.0], ids=["flat", "usual", "steep"])
+def test_filters_that_leave_many_tokens_or_few(spread):
+    """Of 9,001 tokens more than are gathered, as many as are, or one; some far below the others."""
+    rng = torch.Generator().manual_seed(3)
+    logits = torch.randn(ROWS, 9001, generator=rng) * spread
+    logits[:, ::5] = -1e30
+    count = range(ROWS)
+    rows = sampler.SamplingRows(
+        temperatures=torch.ones(ROWS, device=DEVICE),
+        top_ks=torch.tensor([0, 1, 3, 1024, 1025, 3000, 9001, 0], device=DEVICE),
+        top_ps=torch.tensor([0.9, 1.0, 0.5, 1.0, 1.0, 0.7, 0.999, 0.1], device=DEVICE),
+        seeds=torch.tensor([*count], device=DEVICE),
+        sequence_indexes=torch.tensor([*count], device=DEVICE),
+        positions=torch.tensor([*count], device=DEVICE),
+        logprobs=torch.ones(ROWS, dtype=torch.bool, device=DEVICE),
+        min_ps=torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5], device=DEVICE),
+    )
+    logits, fit = logits.to(DEVICE), torch.ones(ROWS, dtype=torch.bool, device=DEVICE)
+    assert torch.equal(token_draws.draw(logits, rows, fit), sampler.draw(logits, rows, fit))
+
+
+def test_the_highest_logit_and_whether_all_are_finite():
+    """The first one if tied, over several pieces; NaN and infinities of either sign in any place are told."""
+    for vocab in (5, 4096, 9001):
+        logits = (torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 4).round().to(DEVICE)
+        logits[1, vocab - 1] = float("nan")
+        logits[2, 0] = float("-inf")
+        logits[3, vocab // 2] = float("inf")
+        tokens, finite = token_draws.choose(logits)
+        assert finite.tolist() == [True, False, False, False, True, True]
+        assert tokens[finite].tolist() == logits[finite].argmax(-1).tolist()
+
+
 def test_a_row_does_not_depend_on_its_batch():
     """A row drawn alone, from a slice of a wider tensor, is drawn as in its batch; without min_ps too."""
     logits, rows = random_rows(2)
@@ -99,7 +132,7 @@ def test_a_row_does_not_depend_on_its_batch():
     for i in range(0, ROWS, 2):
         columns = {f.name: getattr(rows, f.name) for f in dataclasses.fields(rows)}
         one = sampler.SamplingRows(**{name: None if x is None else x[i : i + 1] for name, x in columns.items()})
-        assert triton_sampling.draw(wide[i : i + 1], one, fit[i : i + 1]).item() == expected[i].item()
+        assert token_draws.draw(wide[i : i + 1], one, fit[i : i + 1]).item() == expected[i].item()
 
 
 def test_invalid_rows_disturb_no_other_row():
@@ -109,17 +142,17 @@ def test_invalid_rows_disturb_no_other_row():
     expected = sampler.draw(logits, rows, fit)
     logits[3] = float("nan")
     fit[3] = False
-    found = triton_sampling.draw(logits, rows, fit)
+    found = token_draws.draw(logits, rows, fit)
     assert 0 <= found[3] < logits.shape[1]
     found[3] = expected[3]
     assert torch.equal(found, expected)
-    assert triton_sampling.chosen_logprobs(logits, expected, fit)[3] == 0
+    assert token_draws.chosen_logprobs(logits, expected, fit)[3] == 0
 
 
 def test_a_kernel_that_does_nothing_is_noticed(monkeypatch):
     """The comparison sees tokens of zero."""
-    monkeypatch.setattr(triton_sampling, "draw_kernel", Idle())
-    monkeypatch.setattr(triton_sampling.torch, "empty", torch.zeros)
+    monkeypatch.setattr(token_draws, "draw_kernel", Idle())
+    monkeypatch.setattr(token_draws.torch, "empty", torch.zeros)
     logits, rows = random_rows(1)
     fit = torch.ones(ROWS, dtype=torch.bool, device=DEVICE)
-    assert not torch.equal(triton_sampling.draw(logits, rows, fit), sampler.draw(logits, rows, fit))
+    assert not torch.equal(token_draws.draw(logits, rows, fit), sampler.draw(logits, rows, fit))

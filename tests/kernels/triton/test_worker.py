@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from paged_kernels import triton_backend, triton_cache
+from paged_kernels.gpu import backend as triton_backend
+from paged_kernels.gpu import block_moves
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.test_attention import Idle
 from tests.support.tree import ROOT
@@ -104,5 +105,5 @@ def test_a_kernel_replaced_by_zeros_changes_the_tokens(name, length, monkeypatch
     # What a kernel that does nothing leaves: zeros, not what lay in that memory before.
     monkeypatch.setattr(triton_backend.torch, "empty_like", torch.zeros_like)
     monkeypatch.setattr(triton_backend.torch, "empty", torch.zeros)
-    monkeypatch.setattr(triton_cache if name in {"write_kernel", "move_kernel"} else triton_backend, name, Idle())
+    monkeypatch.setattr(block_moves if name in {"write_kernel", "move_kernel"} else triton_backend, name, Idle())
     assert disturbed(made, prompt, QUICK[1]) != expected

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kernels import triton_sampling
+from paged_kernels.gpu import token_draws
 from paged_kernels.registry import drawing_kernels
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
@@ -24,7 +24,7 @@ from tests.support.worker.async_life import NUM_BLOCKS, NUM_HOST_BLOCKS, Schedul
 from tests.support.worker.builders import Change, Row, rare, step, tokens_by_row
 from tests.support.worker.driver import make_engine
 from tests.support.worker.sampled_rows import GRAMMAR, ToyMasks, toy_allows
-from worker_svc.device.last_tokens import LastTokens
+from worker_svc.device.kept_inputs import LastTokens
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
 from worker_svc.engine import DeviceLost
 from worker_svc.executor.model_engine import ModelEngine
@@ -340,7 +340,7 @@ def test_buffers_grow_and_are_used_again():
     ]
     for _ in range(6):
         with queue.inputs():
-            found = [queue.upload(array) for array in (*arrays, np.array([[True], [False]]))]
+            found = [*queue.upload(*arrays[:2]), *queue.upload(*arrays[2:], np.array([[True], [False]]))]
         assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(found, arrays, strict=False))
         assert found[-1].tolist() == [[True], [False]]
     assert streams.num_spoilt == 0
@@ -351,6 +351,6 @@ def test_buffers_grow_and_are_used_again():
 
 def test_a_gpu_draws_without_being_waited_for():
     """On a CUDA device tokens are drawn by kernels that the host does not wait for; anywhere else by plain torch."""
-    assert drawing_kernels("cuda", torch.device("cuda", 0)) is triton_sampling
+    assert drawing_kernels("cuda", torch.device("cuda", 0)) is token_draws
     assert drawing_kernels("cuda", torch.device("cpu")) is None
     assert drawing_kernels("reference", torch.device("cuda", 0)) is None

@@ -187,7 +187,7 @@ def test_vectors_are_of_the_last_hidden_states(world):
         pools.open(row, task)
     vectors = {}
     for packed, tables, rows, done in _chunked(shape, prompts, cuts=(7, 40, 4, 16, 1)):
-        inputs = list(model_inputs(packed, tables, FREE))
+        inputs = list(model_inputs(packed, torch.from_numpy(tables), FREE))
         logits, hidden = model.logits_and_hidden(inputs)
         assert torch.equal(logits, model.logits(inputs))
         assert torch.equal(hidden, model.hidden(inputs))

@@ -6,6 +6,7 @@ import torch
 
 from tests.support.worker.async_device import FakeStreams
 from tests.worker.fake_cuda.ledger import LEDGER
+from tests.worker.fake_cuda.recorder import RECORDER
 from tests.worker.fake_cuda.tensors import DEVICE, DeviceTensor
 from worker_svc.device.devices import Device
 from worker_svc.device.queue import DeviceQueue, StreamQueue
@@ -61,6 +62,10 @@ class FakeCuda:
 
     def queue(self) -> DeviceQueue:
         return StreamQueue(DeviceStreams(), first_buffer_bytes=256)
+
+    def recorded(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return RECORDER.recorded(work)
 
 
 class FakeDevices:

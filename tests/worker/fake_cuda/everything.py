@@ -76,6 +76,8 @@ def apart(result: worker_pb2.WorkerOutputs) -> tuple[worker_pb2.WorkerOutputs, N
     copy.CopyFrom(result)
     for name in _MEASURED:
         copy.ClearField(name)
+    # Rows with adapters come first where the others are computed by a program.
+    copy.prompt_logprobs.sort(key=lambda scores: scores.row)
     _take_numbers(copy, found)
     return copy, np.concatenate([np.zeros(0, np.float32), *found])
 

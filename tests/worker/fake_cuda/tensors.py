@@ -6,6 +6,7 @@ of host and device do not mix, except where CUDA lets them.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from triton.runtime import interpreter
 
 from tests.support.triton_interpreter import patch_once_per_launch
 from tests.worker.fake_cuda.ledger import LEDGER
+from tests.worker.fake_cuda.recorder import RECORDER
 
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -185,13 +187,16 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     generator = kwargs.get("generator")
     if generator is not None and target == DEVICE and generator.device.type == "cpu":
         raise WrongDevice(f"{func}: Expected a 'cuda' device type for generator but found 'cpu'")
+    RECORDER.check(packet, flat, target)
     plain_kwargs = {name: _plain(value) for name, value in kwargs.items() if name != "pin_memory"}
     if "device" in plain_kwargs:
         plain_kwargs["device"] = CPU
     if packet is aten.histc and not args[0].is_floating_point():
         # CUDA counts integers, the host does not.
         return DeviceTensor(func(args[0].inner.double(), *args[1:], **plain_kwargs).to(args[0].dtype))
-    result = func(*(_plain(value) for value in args), **plain_kwargs)
+    plain_args = [_plain(value) for value in args]
+    result = func(*plain_args, **plain_kwargs)
+    RECORDER.note(partial(func, *plain_args, **plain_kwargs), result)
     return _wrapped(func, flat, result, target)
 
 
@@ -270,6 +275,7 @@ def _note_wait(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targe
         kwargs.get("non_blocking") or (packet is aten.copy_ and args[2:] == (True,))
     )
     if reads or masks or waits:
+        RECORDER.refuse(f"{packet} waits for the device")
         WAITS.seen.append(str(packet))
 
 
@@ -309,6 +315,8 @@ def _launched(inner: Callable[..., Any]) -> Callable[..., Any]:
         for x in (*args, *kwargs.values()):
             if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor):
                 raise WrongDevice(f"a pointer of shape {tuple(x.shape)} cannot be accessed from Triton (cpu tensor?)")
-        return inner(self, *map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+        call = partial(inner, self, *map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+        RECORDER.note(call, None, is_kernel=True)
+        return call()
 
     return launch

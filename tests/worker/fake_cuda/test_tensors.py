@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from paged_kernels import triton_sampling
+from paged_kernels.gpu import token_draws
 from tests.worker.fake_cuda.ledger import LEDGER
 from tests.worker.fake_cuda.tensors import DEVICE, WAITS, WrongDevice
 
@@ -25,7 +25,7 @@ REFUSED: dict[str, Callable[[torch.Tensor], object]] = {
     "writing rows": lambda there: there.__setitem__(ROWS, HERE[:2]),
     "equality": lambda there: torch.equal(there, HERE),
     "a generator of the host": lambda _: torch.randn(3, generator=torch.Generator(), device=DEVICE),
-    "a kernel": lambda there: triton_sampling.chosen_logprobs(there[None], torch.tensor([1]), torch.tensor([True])),
+    "a kernel": lambda there: token_draws.chosen_logprobs(there[None], torch.tensor([1]), torch.tensor([True])),
 }
 
 
@@ -89,10 +89,8 @@ def test_memory_is_counted() -> None:
 
 def test_kernels_compute_on_it() -> None:
     """A kernel of ours, interpreted, writes the device's memory."""
-    assert not isinstance(triton_sampling.logprob_kernel, triton.JITFunction)
+    assert not isinstance(token_draws.logprob_kernel, triton.JITFunction)
     logits = torch.tensor([[0.0, 1.0, 2.0]], device=DEVICE)
-    found = triton_sampling.chosen_logprobs(
-        logits, torch.tensor([1], device=DEVICE), torch.tensor([True], device=DEVICE)
-    )
+    found = token_draws.chosen_logprobs(logits, torch.tensor([1], device=DEVICE), torch.tensor([True], device=DEVICE))
     assert found.device == DEVICE
     assert found.item() == pytest.approx(torch.log_softmax(logits.cpu(), -1)[0, 1].item())

@@ -55,7 +55,9 @@ def loaded(path: Path, **options: object) -> LoadedModel:
 def logits_of(model: LoadedModel) -> torch.Tensor:
     tables = np.arange(2, dtype=np.int32)[None]
     model.model.bind(model.shape, model.new_cache(2).device_pool)
-    return model.model.logits(model_inputs(pack([Chunk(0, 0, TOKENS, samples=True)], tables, 16), tables, FREE))
+    return model.model.logits(
+        model_inputs(pack([Chunk(0, 0, TOKENS, samples=True)], tables, 16), torch.from_numpy(tables), FREE)
+    )
 
 
 def packed_files(folder: Path) -> list[Path]:

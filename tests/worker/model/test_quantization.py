@@ -38,7 +38,7 @@ def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
     for chunk in chunks:
         packed = pack([Chunk(0, begin, chunk)], tables, BLOCK_SIZE)
         packed = replace(packed, sampled_at=np.arange(len(chunk), dtype=np.int32))
-        found.append(model.model.logits(model_inputs(packed, tables, FREE)))
+        found.append(model.model.logits(model_inputs(packed, torch.from_numpy(tables), FREE)))
         begin += len(chunk)
     return torch.cat(found)
 

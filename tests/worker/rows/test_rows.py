@@ -76,6 +76,27 @@ def test_added_paused_row_computes_nothing() -> None:
     assert run(rows, step()) == []
 
 
+def test_a_copy_of_the_block_tables_is_told_of_each_new_block_once() -> None:
+    """Those of added rows and those that rows grew by; of an index that is used again, all; after a reset, those of later rows."""
+    rows = table()
+
+    def told() -> list[tuple[int, int, int]]:
+        at, places = rows.new_blocks()
+        return list(zip(at.tolist(), places.tolist(), rows.block_tables[at, places].tolist(), strict=True))
+
+    run(rows, step(add=[Row(0, [1] * 6, [8, 9], 6), Row(2, [1], [3], 1)]))
+    assert told() == [(0, 0, 8), (0, 1, 9), (2, 0, 3)]
+    assert told() == []
+    run(rows, step(change=[Change(2, 1, [5, 6])]))
+    run(rows, step(change=[Change(2, 1, [7])], remove=[0], add=[Row(0, [1], [4], 1, incarnation=2)]))
+    assert told() == [(0, 0, 4), (2, 1, 5), (2, 2, 6), (2, 3, 7)]
+    run(rows, step(add=[Row(100, [1], [10], 1)]))
+    assert told() == [(100, 0, 10)]
+    rows.reset()
+    run(rows, step(add=[Row(2, [1], [11], 1)]))
+    assert told() == [(2, 0, 11)]
+
+
 def test_row_that_is_not_finite_gets_no_token_and_stays_silent() -> None:
     rows = table()
     batch = rows.apply(step(add=[Row(0, [1], [0], 1), Row(1, [1], [1], 1)]))

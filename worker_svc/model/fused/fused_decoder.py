@@ -18,6 +18,7 @@ from paged_kernels.decoder import (
     DecodeRows,
     DecodeRun,
     Embed,
+    FixedSteps,
     Head,
     PackedWeights,
     PreparedProgram,
@@ -72,13 +73,29 @@ class FusedDecoder:
         return self._through_program(self._embedding(token_ids))
 
     def decode_program(self, head: PackedWeights) -> DecodeProgram | None:
-        """A program from token ids to those that `head` makes most likely; None if the embedding is of another kind."""
-        token = self._embedding.num_embeddings // 2
+        """A program from token ids to those that `head` makes most likely.
+
+        None if the embedding is of another kind, or rows are not on the host.
+        """
+        embed = self._embed()
+        return None if embed is None else self._form.decoding(embed, head)
+
+    def fixed_steps(self, head: PackedWeights, num_rows: int, width: int) -> FixedSteps | None:
+        """Decode steps at fixed addresses over the bound cache.
+
+        None if the embedding is of another kind, or rows are on the host.
+        """
+        embed = self._embed()
+        return None if embed is None else self._form.fixed(embed, head, num_rows, width, self._pool)
+
+    def _embed(self) -> Embed | None:
+        """The lookup of token ids; None if the embedding does more."""
         table = self._embedding.weight
-        inner = scale_of(table[token], self._embedding(torch.tensor(token)))
+        token = torch.tensor(self._embedding.num_embeddings // 2, device=table.device)
+        inner = scale_of(table[token], self._embedding(token))
         if inner is None or 1.0 not in {inner, self._scale}:
             return None
-        return self._form.decoding(Embed(table, float(torch.tensor(inner * self._scale, dtype=table.dtype))), head)
+        return Embed(table.detach(), float(torch.tensor(inner * self._scale, dtype=table.dtype)))
 
     def decode(self, program: DecodeProgram, rows: DecodeRows) -> DecodeRun:
         """Prepare steps of `rows` by a `decode_program`, over the bound cache."""
@@ -112,10 +129,17 @@ class ProgramForm:
         """The decoder alone."""
         return self.kernels.prepare(self.program, self.cache_dtype)
 
-    def decoding(self, embed: Embed, head: PackedWeights) -> DecodeProgram:
-        """The decoder between an embedding and a head."""
+    def decoding(self, embed: Embed, head: PackedWeights) -> DecodeProgram | None:
+        """The decoder between an embedding and a head, with the choice of the next tokens."""
         operators = [embed, *self.program.operators, Head(head), Choose(head.columns)]
         return self.kernels.prepare_decode(replace(self.program, operators=operators), self.cache_dtype)
+
+    def fixed(
+        self, embed: Embed, head: PackedWeights, num_rows: int, width: int, pool: torch.Tensor
+    ) -> FixedSteps | None:
+        """The decoder between an embedding and a head."""
+        operators = [embed, *self.program.operators, Head(head)]
+        return self.kernels.fixed_steps(replace(self.program, operators=operators), num_rows, width, pool)
 
 
 @dataclass(frozen=True, slots=True)

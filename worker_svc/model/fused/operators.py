@@ -6,6 +6,7 @@ Packs its linear modules layer by layer, so that few weights are in memory twice
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from paged_kernels.backend import CacheShape
@@ -125,9 +126,10 @@ class _Packing:
         return whole
 
 
-def packed_bytes(model: nn.Module) -> int:
-    """Bytes of all packed weights. Weights sharing memory count once each."""
-    return sum(weights.num_bytes for weights in _packed(model))
+def packed_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Memory of all packed weights and their biases."""
+    found = [tensor for weights in _packed(model) for tensor in (weights.data, weights.bias)]
+    return [tensor for tensor in found if tensor is not None]
 
 
 def quantized_bytes(model: nn.Module) -> int:

@@ -15,9 +15,7 @@ WeightOf = Callable[[nn.Linear], torch.Tensor | QuantizedWeight]
 
 
 class PackedLinear(nn.Module):
-    """Replaces an `nn.Linear`. A row's bits depend only on the row (`keeps_row_bits`, see invariance.py)."""
-
-    keeps_row_bits = True
+    """Replaces an `nn.Linear`. `keeps_row_bits`: of the kernels; see invariance.py."""
 
     def __init__(
         self,
@@ -30,6 +28,7 @@ class PackedLinear(nn.Module):
         """`wide`: return float32, with the same values. `whole`: what `weights` is a part of, by default itself."""
         super().__init__()
         self._kernels, self.weights, self._wide = kernels, weights, wide
+        self.keeps_row_bits = kernels.keeps_row_bits
         self.whole = weights if whole is None else whole
         self.in_features, self.out_features = weights.depth, weights.columns
 

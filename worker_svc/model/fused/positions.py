@@ -39,12 +39,12 @@ def enter(decoder: nn.Module, embedding: nn.Embedding, num_positions: int) -> En
     None if a layer gets positions in another way, or the stream is not an embedding.
     """
     layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
-    seen, token = _Seen(), embedding.num_embeddings // 2
+    seen, token, device = _Seen(), embedding.num_embeddings // 2, embedding.weight.device
     with _bypassed(layers, seen), torch.inference_mode():
         for begin in range(0, num_positions, _PIECE):
-            places = torch.arange(begin, min(begin + _PIECE, num_positions))[None]
+            places = torch.arange(begin, min(begin + _PIECE, num_positions), device=device)[None]
             decoder(input_ids=torch.full_like(places, token), position_ids=places, use_cache=False)
-        embedded = embedding(torch.tensor([[token]]))[0, 0]
+        embedded = embedding(torch.tensor([[token]], device=device))[0, 0]
     if len(seen.angles) != len(layers):
         return None
     scale = scale_of(embedded, seen.streams[0][0, 0])

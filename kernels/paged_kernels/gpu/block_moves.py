@@ -26,7 +26,7 @@ def write_kernel(
 ):  # fmt: skip
     """Program i: write ROWS pairs (token, kv head) of [tokens, KV_HEADS, HEAD_DIM] to their slots.
 
-    Layout as in triton_attention.py.
+    Layout as in attention.py.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)

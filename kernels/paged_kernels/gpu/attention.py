@@ -8,7 +8,7 @@ all of them:
     is              token 0's heads  token 1's heads                nothing
 
 Long contexts with few tiles are split into ranges computed by different programs ("flash decoding", Dao et
-al. 2023), as planned by `triton_plan.py`. Softmax is online, in base 2 and float32 (Milakov and Gimelshein
+al. 2023), as planned by `tile_plan.py`. Softmax is online, in base 2 and float32 (Milakov and Gimelshein
 2018). Keys that a sequence does not hold are never loaded, so stale blocks may contain anything. Block
 layout: [kv_heads, block_size, head_dim] for keys and for values.
 """
@@ -69,13 +69,13 @@ def attend(
 
 @triton.jit
 def attention_kernel(
-    query, out, keys, values, tables, sequences, slots, positions, tiles, items, num_items, partial, logs,
+    query, query_stride, out, keys, values, tables, sequences, slots, positions, tiles, items, num_items, partial, logs,
     num_tiles, max_items, table_stride, scale, softcap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, kv head): one range of keys for one tile; see `triton_plan.Plan` for the tensors that define it.
+    """Program (item, kv head): one range of keys for one tile; see `tile_plan.Plan` for the tensors that define it.
 
     A tile with one range is written to `out` [T, heads, HEAD_DIM]. The parts of other tiles, each normalised,
     go to `partial` [part, kv head, ROWS, HEAD_DIM] with the base-2 logarithm of their weight in `logs` [part,
@@ -96,10 +96,12 @@ def attention_kernel(
         dims = tl.arange(0, PADDED_DIM)
         tokens = rows // GROUP
         real = tokens < count
-        at = ((first + tokens).to(tl.int64) * KV_HEADS + kv_head) * GROUP + rows % GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        at = (first + tokens).to(tl.int64) * (KV_HEADS * GROUP) + heads
         places = at[:, None] * HEAD_DIM + dims[None, :]
         held = real[:, None] & (dims < HEAD_DIM)[None, :]
-        queries = tl.load(query + places, mask=held, other=0.0)
+        read = (first + tokens).to(tl.int64) * query_stride + heads * HEAD_DIM
+        queries = tl.load(query + read[:, None] + dims[None, :], mask=held, other=0.0)
         row_positions = tl.where(real, position + tokens, -1)
         acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
         peak = tl.full([ROWS], float("-inf"), tl.float32)

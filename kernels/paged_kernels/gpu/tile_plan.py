@@ -81,15 +81,21 @@ def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShap
 def make_plans(
     batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing
 ) -> list[TilePlan]:
-    """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out."""
+    """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out.
+
+    Where each sequence has one token, the device cuts the tiles too: nothing is copied to it.
+    """
     short, tall = tile_shapes(shape.head_dim, group, dtype)
     offsets = batch.offsets.astype(np.int32)
-    few = np.diff(offsets) * group <= short.rows
+    counts = np.diff(offsets)
+    if len(counts) and (counts == 1).all():
+        return [_plan(batch, shape, short, len(counts), None, dtype, window, sharing)]
+    few = counts * group <= short.rows
     plans = []
     for tile, chosen in ((short, few), (tall, ~few)):
         tiles = cut(offsets, chosen, tile.rows // group)
         if tiles.shape[1]:
-            plans.append(_plan(batch, shape, tile, tiles, dtype, window, sharing))
+            plans.append(_plan(batch, shape, tile, tiles.shape[1], tiles, dtype, window, sharing))
     return plans
 
 
@@ -103,17 +109,20 @@ def cut(offsets: NDArray[np.int32], chosen: NDArray[np.bool_], height: int) -> N
 
 
 def _plan(
-    batch: AttentionBatch, shape: CacheShape, tile: TileShape, tiles: NDArray[np.int32], dtype: torch.dtype,
-    window: int | None, sharing: Sharing,
+    batch: AttentionBatch, shape: CacheShape, tile: TileShape, num_tiles: int, tiles: NDArray[np.int32] | None,
+    dtype: torch.dtype, window: int | None, sharing: Sharing,
 ) -> TilePlan:  # fmt: skip
-    device, num_tiles = batch.positions.device, tiles.shape[1]
+    """`tiles`: None for one token each, in order."""
+    device = batch.positions.device
     # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles
     # that are split have less than twice as many parts as their share of `target`.
     target = max(1, sharing.num_programs // shape.num_kv_heads)
     max_items = num_tiles + target
     plan = TilePlan(
         tile,
-        torch.from_numpy(tiles).to(device, non_blocking=True),
+        torch.empty(2, num_tiles, dtype=torch.int32, device=device)
+        if tiles is None
+        else torch.from_numpy(tiles).to(device, non_blocking=True),
         torch.empty(4, max_items, dtype=torch.int32, device=device),
         torch.empty(1, dtype=torch.int32, device=device),
         torch.empty(2, num_tiles, dtype=torch.int32, device=device),
@@ -124,7 +133,7 @@ def _plan(
     plan_kernel[(1,)](
         plan.tiles, batch.positions, plan.items, plan.num_items, plan.tile_parts, num_tiles, max_items, target,
         -(-sharing.min_program_bytes // turn_bytes), window or 0,
-        KEYS=tile.keys, HAS_WINDOW=window is not None, BLOCK=block, num_warps=4 if block <= 1024 else 16,
+        KEYS=tile.keys, HAS_WINDOW=window is not None, CUTS=tiles is None, BLOCK=block, num_warps=4 if block <= 1024 else 16,
         enable_fp_fusion=True,
     )  # fmt: skip
     return plan
@@ -133,13 +142,22 @@ def _plan(
 @triton.jit
 def plan_kernel(
     tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, window,
-    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: split the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys."""
+    """One program: split the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys.
+
+    CUTS: write `tiles` of one token each, instead of reading them.
+    """
     tile = tl.arange(0, BLOCK)
     real = tile < num_tiles
-    first = tl.load(tiles + tile, mask=real, other=0)
-    count = tl.load(tiles + num_tiles + tile, mask=real, other=0)
+    if CUTS:
+        first = tile
+        count = tl.where(real, 1, 0)
+        tl.store(tiles + tile, first, mask=real)
+        tl.store(tiles + num_tiles + tile, count, mask=real)
+    else:
+        first = tl.load(tiles + tile, mask=real, other=0)
+        count = tl.load(tiles + num_tiles + tile, mask=real, other=0)
     position = tl.load(positions + first, mask=real, other=0)
     begin = tl.zeros([BLOCK], tl.int32)
     if HAS_WINDOW:

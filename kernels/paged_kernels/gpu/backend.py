@@ -7,10 +7,11 @@ times slower.
 import torch
 import triton
 
-from paged_kernels import triton_cache
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.triton_attention import attention_kernel, combine_kernel
-from paged_kernels.triton_plan import Sharing, TilePlan, make_plans, padded_dim
+from paged_kernels.gpu import block_moves, token_draws
+from paged_kernels.gpu.attention import attention_kernel, combine_kernel
+from paged_kernels.gpu.decoder import TritonDecoders
+from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim
 from svc_common.errors import ConfigError
 
 _WAVES = 4
@@ -43,6 +44,10 @@ def make() -> "TritonBackend":
     return TritonBackend(sharing_of(torch.device("cuda")))
 
 
+def _has_heads_together(query: torch.Tensor) -> bool:
+    return query.stride(2) == 1 and query.stride(1) == query.shape[2]
+
+
 class TritonBackend:
     """Kernels for one device. Not invariant: how keys are divided among programs depends on the batch."""
 
@@ -50,7 +55,8 @@ class TritonBackend:
     invariant = False
 
     def __init__(self, sharing: Sharing) -> None:
-        self.blocks = triton_cache.TritonBlocks()
+        self.blocks = block_moves.TritonBlocks()
+        self.decoder = TritonDecoders(self.attend)
         self._sharing = sharing
         self._upcast = is_interpreted()
 
@@ -58,18 +64,29 @@ class TritonBackend:
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
     ) -> None:
         """See KernelBackend."""
-        triton_cache.write_kv(key, value, cache, slots, shape)
+        block_moves.write_kv(key, value, cache, slots, shape)
 
     def paged_attention(
         self, query: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
     ) -> torch.Tensor:
         """See KernelBackend."""
-        query = query.contiguous()
-        out = torch.empty_like(query)
-        out[int(batch.offsets[-1]) :] = 0
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self.attend(query if _has_heads_together(query) else query.contiguous(), out, cache, batch, shape, rule)
+        return out
+
+    def attend(
+        self, query: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape,
+        rule: AttentionRule,
+    ) -> None:  # fmt: skip
+        """The same into `out`, contiguous. The heads of a token of `query` are contiguous; tokens may be strided."""
+        if (count := int(batch.offsets[-1])) < len(out):
+            out[count:] = 0
         for plan in self.plans(query, batch, shape, rule):
             self._run(plan, query, out, cache, batch, shape, rule)
-        return out
+
+    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See registry.GreedyKernel."""
+        return token_draws.choose(logits)
 
     def plans(
         self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
@@ -97,11 +114,12 @@ class TritonBackend:
             "ROWS": tile.rows,
         }
         attention_kernel[(max_items, shape.num_kv_heads)](
-            query, out, cache[0], cache[1], batch.block_tables, batch.sequences, batch.slots, batch.positions, plan.tiles,
-            plan.items, plan.num_items, partial, logs, num_tiles, max_items, batch.block_tables.stride(0),
-            float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0, **constants, BLOCK_SIZE=shape.block_size,
-            KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None, HAS_SOFTCAP=rule.softcap is not None,
-            UPCAST=self._upcast, num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
+            query, query.stride(0), out, cache[0], cache[1], batch.block_tables, batch.sequences, batch.slots,
+            batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
+            batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0,
+            **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None,
+            HAS_SOFTCAP=rule.softcap is not None, UPCAST=self._upcast, num_warps=tile.num_warps,
+            num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
         combine_kernel[(num_tiles, shape.num_kv_heads, -(-tile.rows // _COMBINED_ROWS))](
             out,

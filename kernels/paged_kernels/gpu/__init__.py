@@ -1,0 +1,1 @@
+"""The backend "cuda": kernels in Triton, and products by torch."""

@@ -1,0 +1,209 @@
+"""Whole decoders on a GPU: products by torch (cuBLAS), everything between them in Triton (`row_kernels.py`).
+
+A program is a list of launches that depends on no value: what it computes on may be recorded once and repeated (a CUDA graph).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.decoder import (
+    Attend,
+    Embed,
+    Gated,
+    Head,
+    Linear,
+    Norm,
+    PackedWeights,
+    Program,
+    RotateAndStore,
+    Rows,
+)
+from paged_kernels.gpu import row_kernels
+from paged_kernels.quantized import QuantizedWeight
+
+_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch, CacheShape, AttentionRule], None]
+"""Attention of queries [T, heads, head_dim] into an output of that shape, over a layer's cache."""
+
+
+class TritonDecoders:
+    """`DecoderKernels` on a GPU. Packed weights are plain rows, [columns, depth]."""
+
+    keeps_row_bits = False
+
+    def __init__(self, attend: Attention) -> None:
+        self._attend = attend
+
+    def packs(self, dtype: torch.dtype, depth: int) -> bool:
+        """See DecoderKernels."""
+        return dtype in _DTYPES
+
+    def packs_quantized(self, dtype: torch.dtype) -> bool:
+        """See DecoderKernels."""
+        return False
+
+    def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
+        """See DecoderKernels. A contiguous weight is kept as it is."""
+        assert isinstance(weight, torch.Tensor), "packs_quantized"
+        columns, depth = weight.shape
+        data = weight.detach().contiguous().view(-1).view(torch.uint8)
+        return PackedWeights(columns, depth, weight.dtype, data, None if bias is None else bias.detach())
+
+    def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
+        """See DecoderKernels."""
+        made = functional.linear(rows, _matrix(weights), weights.bias)
+        return made.float() if wide else made
+
+    def runs(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
+        """See DecoderKernels."""
+        return dtype in _DTYPES and cache_dtype in _DTYPES
+
+    def prepare(self, program: Program, cache_dtype: torch.dtype) -> "TritonProgram":
+        """See DecoderKernels."""
+        return TritonProgram(program, self._attend)
+
+    def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> None:
+        """See DecoderKernels. Rows of a device are not on the host: `fixed_steps` is for them."""
+
+    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> "TritonFixedSteps":
+        """See DecoderKernels."""
+        return TritonFixedSteps(TritonProgram(program, self._attend), num_rows, width, pool)
+
+
+def _matrix(weights: PackedWeights) -> torch.Tensor:
+    return weights.data.view(weights.dtype).view(weights.columns, weights.depth)
+
+
+class TritonProgram:
+    """A program as launches in order."""
+
+    def __init__(self, program: Program, attend: Attention) -> None:
+        self._program, self._attend = program, attend
+        self._gates = {id(op): _side_by_side(op) for op in program.operators if isinstance(op, Gated)}
+        self._take: dict[type, Callable[..., None]] = {
+            Norm: self._norm,
+            Linear: self._linear,
+            Gated: self._gated,
+            RotateAndStore: self._rotate,
+            Attend: self._attention,
+        }
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._program.shape.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits, for a program that ends with `Head`."""
+        return next(op.weights.columns for op in self._program.operators if isinstance(op, Head))
+
+    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+        """See PreparedProgram."""
+        rows = {Rows.STREAM: stream}
+        for op in self._program.operators:
+            if type(op) in self._take:
+                self._take[type(op)](op, rows, batch, pool)
+
+    def logits(self, token_ids: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> torch.Tensor:
+        """Logits [T, vocab] of `token_ids` [T], for a program from `Embed` to `Head`; in the dtype of its rows."""
+        first, *_, head = self._program.operators
+        assert isinstance(first, Embed) and isinstance(head, Head)
+        stream = row_kernels.embed(first, token_ids)
+        self.run(stream, batch, pool)
+        return functional.linear(stream, _matrix(head.weights), head.weights.bias)
+
+    def _norm(self, op: Norm, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
+        if op.target not in rows:
+            rows[op.target] = torch.empty_like(rows[op.source])
+        row_kernels.norm(op, rows[op.source], rows[op.target])
+
+    def _linear(self, op: Linear, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
+        source, matrix, bias = rows[op.source], _matrix(op.weights), op.weights.bias
+        if not op.adds:
+            rows[op.target] = functional.linear(source, matrix, bias)
+            return
+        target = rows[op.target].addmm_(source, matrix.T)
+        if bias is not None:
+            target += bias
+
+    def _gated(self, op: Gated, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
+        both = self._gates[id(op)]
+        rows[op.target] = row_kernels.gated(functional.linear(rows[op.source], _matrix(both), both.bias), op.activation)
+
+    def _rotate(
+        self, op: RotateAndStore, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor
+    ) -> None:
+        shape = self._program.shape
+        row_kernels.rotate_and_store(
+            op, rows[Rows.HEADS], self._program.num_heads, pool[op.layer], batch, shape.block_size, shape.head_dim
+        )
+
+    def _attention(self, op: Attend, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor) -> None:
+        shape, num_heads = self._program.shape, self._program.num_heads
+        heads = rows[Rows.HEADS]
+        queries = heads[:, : num_heads * shape.head_dim].view(len(heads), num_heads, shape.head_dim)
+        out = heads.new_empty(queries.shape)
+        self._attend(queries, out, pool[op.layer], batch, shape, op.rule)
+        rows[Rows.ATTENDED] = out.view(len(heads), -1)
+
+
+def _side_by_side(op: Gated) -> PackedWeights:
+    """Gates and ups as one matrix: where one follows the other in memory, as it is."""
+    gate, up = op.gate, op.up
+    parts = [(gate.data, up.data)] + ([] if gate.bias is None or up.bias is None else [(gate.bias, up.bias)])
+    joined = [_view_of_both(*part) if _follows(*part) else torch.cat(part) for part in parts]
+    return PackedWeights(gate.columns + up.columns, gate.depth, gate.dtype, *joined)
+
+
+def _follows(first: torch.Tensor, second: torch.Tensor) -> bool:
+    behind = first.storage_offset() + len(first) == second.storage_offset()
+    return behind and first.data_ptr() + first.nbytes == second.data_ptr()
+
+
+def _view_of_both(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return first.as_strided((len(first) + len(second),), (1,))
+
+
+class TritonFixedSteps:
+    """See FixedSteps."""
+
+    def __init__(self, program: TritonProgram, num_rows: int, width: int, pool: torch.Tensor) -> None:
+        self._program, self._pool, device = program, pool, pool.device
+        self._token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._sequences = torch.arange(num_rows, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._slots = torch.full((num_rows,), PADDING_SLOT, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(num_rows, width, dtype=torch.int32, device=device)
+        self._logits = torch.empty(num_rows, program.vocab_size, dtype=torch.float32, device=device)
+        self._batches: dict[int, AttentionBatch] = {}
+
+    def take(self, token_ids: torch.Tensor, batch: AttentionBatch, num_rows: int) -> None:
+        """See FixedSteps."""
+        to = self._batch(num_rows)
+        row_kernels.fill_inputs(token_ids, batch, self._token_ids, to, self._program.block_size)
+
+    def run(self, num_rows: int) -> None:
+        """See FixedSteps."""
+        batch = self._batch(num_rows)
+        batch.plans.clear()
+        made = self._program.logits(self._token_ids[:num_rows], batch, self._pool)
+        self._logits[:num_rows].copy_(made)
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """See FixedSteps."""
+        return self._logits[:num_rows]
+
+    def _batch(self, count: int) -> AttentionBatch:
+        """The first rows."""
+        if count not in self._batches:
+            columns = (self._sequences, self._positions, self._slots, self._tables)
+            offsets = np.arange(count + 1, dtype=np.int32)
+            self._batches[count] = AttentionBatch(*(column[:count] for column in columns), offsets)
+        return self._batches[count]

@@ -1,0 +1,197 @@
+"""Whole decoders in Triton: what each program computes is what its operators compute in plain torch."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.decoder import (
+    Attend,
+    Embed,
+    Gated,
+    Head,
+    HeadNorm,
+    Linear,
+    Norm,
+    Operator,
+    Program,
+    RotateAndStore,
+    Rows,
+)
+from paged_kernels.gpu.backend import make
+from paged_kernels.reference import ReferenceBackend
+from tests.kernels.in_torch import EPS, in_torch
+from tests.kernels.programs import Cache, Spans
+from tests.kernels.triton.cases import DEVICE
+from worker_svc.model.fused.packed_linear import part
+
+QUICK, WHOLE = 3, 50
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+"""Of a row, relative to its norm."""
+STREAM, NORMED, HEADS, ATTENDED, GATED = Rows
+
+
+@dataclass
+class Case:
+    """A random decoder with what it needs, on the host."""
+
+    operators: list[Operator]
+    widths: dict[Rows, int]
+    num_heads: int
+    shape: CacheShape
+    dtype: torch.dtype
+    table: torch.Tensor
+    head: torch.Tensor
+
+
+def tensors(rng: torch.Generator, dtype: torch.dtype):
+    def made(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(sizes, generator=rng) * scale).to(dtype)
+
+    return made
+
+
+def random_case(seed: int, kernels) -> Case:
+    """Layers of one kind: with and without biases, head norms, rotation of all or a part, windows, norms behind parts."""
+    draw, dtype = random.Random(seed), DTYPES[seed % 3]
+    made = tensors(torch.Generator().manual_seed(seed), dtype)
+    kv_heads, group, dim = draw.randint(1, 3), draw.choice([1, 2, 4, 5]), draw.choice([32, 64, 80, 128])
+    heads, width, inner, most = kv_heads * group, draw.choice([48, 96, 100]), draw.choice([32, 80]), 120
+    widths = {STREAM: width, NORMED: width, HEADS: (heads + 2 * kv_heads) * dim, ATTENDED: heads * dim, GATED: inner}
+    biased, one_plus = draw.random() < 0.5, draw.random() < 0.5
+    rotated = draw.choice([None, dim, dim // 2])
+    has_norms, after = draw.random() < 0.5, draw.random() < 0.5
+    rule = AttentionRule(dim**-0.5, draw.choice([None, 9]), draw.choice([None, 20.0]))
+    activation = draw.choice(["silu", "gelu_tanh"])
+
+    def weights(columns: int, depth: int):
+        return kernels.pack(made(columns, depth, scale=depth**-0.5), made(columns) if biased else None)
+
+    def norm(source: Rows, target: Rows, *, adds: bool = False) -> Norm:
+        return Norm(source, target, made(width), EPS, one_plus, adds)
+
+    def joining(source: Rows) -> list[Operator]:
+        whole = weights(width, widths[source])
+        if not after:
+            return [Linear(source, STREAM, whole, adds=True)]
+        return [Linear(source, NORMED, whole), norm(NORMED, STREAM, adds=True)]
+
+    operators: list[Operator] = []
+    for layer in range(1 + seed % 2):
+        angle = torch.rand(most, rotated or 2, generator=torch.Generator().manual_seed(seed + layer)) * 6
+        angles = (None, None) if rotated is None else (angle.cos().to(dtype), angle.sin().to(dtype))
+        gates = weights(2 * inner, width)
+        pair = (part(gates, 0, inner), part(gates, inner, inner)) if draw.random() < 0.7 else None
+        operators += [
+            norm(STREAM, NORMED),
+            Linear(NORMED, HEADS, weights(widths[HEADS], width)),
+            RotateAndStore(layer, *angles, HeadNorm(made(dim), made(dim), EPS, one_plus) if has_norms else None),
+            Attend(layer, rule),
+            *joining(ATTENDED),
+            norm(STREAM, NORMED),
+            Gated(NORMED, GATED, *(pair or (weights(inner, width), weights(inner, width))), activation),
+            *joining(GATED),
+        ]
+    operators.append(norm(STREAM, STREAM))
+    shape = CacheShape(draw.choice([16, 32]), kv_heads, dim)
+    vocab = draw.choice([50, 130])
+    return Case(operators, widths, heads, shape, dtype, made(vocab, width), made(vocab, width))
+
+
+def on_device(value):
+    """The same operator, batch or weights with its tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(DEVICE)
+    if isinstance(value, AttentionBatch):
+        return value.to(DEVICE)
+    if hasattr(value, "__dataclass_fields__"):
+        return type(value)(**{name: on_device(getattr(value, name)) for name in value.__dataclass_fields__})
+    return value
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> float:
+    """The largest deviation of a row, as a multiple of what is allowed."""
+    off = (found.cpu().float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
+    return float(off.max()) / ALLOWED[dtype]
+
+
+def check_programs(seeds: Sequence[int], record) -> None:
+    backend = make()
+    for seed in seeds:
+        case = random_case(seed, backend.decoder)
+        program = Program([on_device(op) for op in case.operators], case.widths, case.num_heads, case.shape, case.dtype)
+        prepared = backend.decoder.prepare(program, case.dtype)
+        sizes = (case.shape, 3, 100, case.dtype)
+        cache, other = Cache(*sizes), Cache(*sizes)
+        pool = cache.pool.to(DEVICE)
+        steps: list[tuple[Spans, int]] = [
+            ([(0, 0, 33), (1, 0, 5)], 2),
+            ([(1, 5, 6), (2, 0, 17), (0, 33, 34)], 0),
+            ([(0, 34, 35), (2, 17, 18), (1, 6, 7)], 0),
+        ]
+        for i, (spans, padding) in enumerate(steps):
+            batch = cache.batch(spans, padding)
+            stream = tensors(torch.Generator().manual_seed(97 * seed + i), case.dtype)(
+                len(batch.slots), case.table.shape[1]
+            )
+            expected = in_torch(
+                backend.decoder, ReferenceBackend(), case.operators, stream, case.num_heads, other, batch
+            )
+            rows = stream.to(DEVICE)
+            prepared.run(rows, on_device(batch), pool)
+            count = int(batch.offsets[-1])
+            assert near(rows[:count], expected[:count], case.dtype) < 1, (seed, i)
+    record("size", f"triton decoders: {len(seeds)} random ones of {WHOLE}")
+
+
+def test_programs(record_property):
+    """R18: chunks, mixed steps and decode steps, padding among them; a sample."""
+    check_programs(range(QUICK), record_property)
+
+
+@pytest.mark.long
+def test_many_programs(record_property):
+    """R18: the same for all."""
+    check_programs(range(WHOLE), record_property)
+
+
+def check_fixed_steps(seeds: Sequence[int], record) -> None:
+    """Steps of fewer and more rows through the same memory; what padding leaves behind is never read."""
+    backend = make()
+    for seed in seeds:
+        case = random_case(seed, backend.decoder)
+        operators = [Embed(case.table, 0.5), *case.operators, Head(backend.decoder.pack(case.head, None))]
+        program = Program([on_device(op) for op in operators], case.widths, case.num_heads, case.shape, case.dtype)
+        sizes = (case.shape, 4, 100, case.dtype)
+        cache, other = Cache(*sizes), Cache(*sizes)
+        other.pool[:], pool = 0, cache.pool.to(DEVICE)
+        pool[:] = 0
+        steps = backend.decoder.fixed_steps(program, 4, 3 + cache.tables.shape[1], pool)
+        assert steps is not None
+        for i, rows in enumerate([(0, 1, 2), (3,), (2, 0, 3, 1), (1, 3)]):
+            spans = [(row, 20 + i, 21 + i) for row in rows]
+            ids = torch.tensor([(7 * row + i) % len(case.table) for row in rows])
+            batch = cache.batch(spans)
+            stream = in_torch(
+                backend.decoder, ReferenceBackend(), case.operators, case.table[ids] * 0.5, case.num_heads, other, batch
+            )
+            count = 1 if len(rows) == 1 else 4
+            steps.take(ids.to(DEVICE), on_device(batch), count)
+            steps.run(count)
+            assert near(steps.logits(count)[: len(rows)], stream @ case.head.T, case.dtype) < 1, (seed, i)
+    record("size", f"triton fixed decode steps: {len(seeds)} random decoders of {WHOLE}")
+
+
+def test_fixed_steps(record_property):
+    """R18: a sample."""
+    check_fixed_steps(range(QUICK), record_property)
+
+
+@pytest.mark.long
+def test_fixed_steps_of_many_programs(record_property):
+    """R18: all."""
+    check_fixed_steps(range(WHOLE), record_property)
