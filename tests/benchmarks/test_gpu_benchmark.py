@@ -13,7 +13,7 @@ from tests.support.tree import run_python
 IMPORTED = """
 import sys
 import benchmarks.gpu.__main__
-print(sorted({"grpc", "opentelemetry", "worker_svc.engine", "paged_kernels"} & sys.modules.keys()))
+print(sorted({"grpc", "opentelemetry", "paged_kernels"} & sys.modules.keys()))
 """
 
 
