@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from benchmarks.gpu.clock import Bench
 from paged_kernels.backend import CacheShape
 from paged_kernels.gpu.backend import TritonBackend, sharing_of
-from worker_svc.device.devices import HOST, CudaDevice
+from worker_svc.device.devices import HOST, CudaDevice, Device
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.dummy_batch import Chunk, pack
@@ -92,7 +92,7 @@ class _Worker:
     def __init__(self, config: PreTrainedConfig, bench: Bench, most_context: int) -> None:
         self._config, self._device, self._most = config, bench.device, most_context
         self._backend = TritonBackend(sharing_of(bench.device))
-        self._recorded = CudaDevice(0).recorded if bench.device.type == "cuda" else HOST.recorded
+        self._recorder: Device = CudaDevice(0) if bench.device.type == "cuda" else HOST
         made = _make(config, bench.device)
         self.weight_bytes = sum(p.nbytes for p in made.parameters())
         if not config.tie_word_embeddings:
@@ -115,6 +115,6 @@ class _Worker:
         given = given.to(self._device)
         sizes = (self._config.num_hidden_layers, 2, sequences * width, self._shape.block_elements(torch.bfloat16))
         self._model.bind(self._shape, torch.zeros(sizes, dtype=torch.bfloat16, device=self._device))
-        if records and not self._model.record(self._recorded, sequences, width, given):
+        if records and not self._model.record(self._recorder, sequences, width, given):
             raise RuntimeError("the recorded step is not used: its logits differ")
         return lambda: self._model.logits([given]).argmax(-1)

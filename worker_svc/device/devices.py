@@ -122,35 +122,12 @@ class HostDevice:
         return work
 
 
-class CudaGraphs:
-    """Graphs of one device, of which one is replayed at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory: tuple[int, int] | None = None
-
-    def recorded(self, work: Work) -> Work:
-        """See Device."""
-        current, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            work()
-        current.wait_stream(aside)
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # Of this thread only: others may copy results or read a tokenizer meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            work()
-        return graph.replay
-
-
 class CudaDevice:
     """A CUDA device, through torch."""
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
-        self._graphs = CudaGraphs(self.torch_device)
+        self._graph_memory: tuple[int, int] | None = None
 
     def describe(self) -> str:
         """See Device."""
@@ -196,7 +173,18 @@ class CudaDevice:
 
     def recorded(self, work: Work) -> Work:
         """See Device. A CUDA graph."""
-        return self._graphs.recorded(work)
+        current, aside = torch.cuda.current_stream(self.torch_device), torch.cuda.Stream(self.torch_device)
+        aside.wait_stream(current)
+        with torch.cuda.stream(aside):
+            work()
+        current.wait_stream(aside)
+        if self._graph_memory is None:
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Of this thread only: others may copy results or read a tokenizer meanwhile.
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
 
 
 class CudaDevices:

@@ -30,6 +30,7 @@ class BlockTables:
         if len(rows):
             cells, blocks = self._queue.upload(rows.astype(np.int64) * here.shape[1] + places, here[rows, places])
             self._copy.view(-1).index_copy_(0, cells, blocks)
+            self._table.copied_blocks()
         return self._copy
 
 

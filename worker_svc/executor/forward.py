@@ -117,7 +117,7 @@ class Forward:
         return Computed(logits, Hidden(states, batch.rows, packed.row_offsets, batch.reaches_end))
 
     def _rule_of(self, packed: PackedTokens) -> RowRule:
-        """The row rule for these tokens. A fused decoder's rows keep their bits at any row count and need no rule."""
+        """The row rule for these tokens. A fused decoder needs none: its rows keep their bits, or nothing here is invariant."""
         return FREE if self.model.is_fused and packed.adapter_ids is None else self.rule
 
     def _inputs(self, packed: PackedTokens, rule: RowRule) -> list[ModelInput]:

@@ -66,7 +66,7 @@ def record_decode_steps(loaded: LoadedModel, pool: torch.Tensor, max_num_seqs: i
     begun_s, size, table = time.monotonic(), loaded.shape.block_size, np.zeros((1, 1), np.int32)
     packed = pack([Chunk(0, size - 1, [1], samples=True)], table, size)
     [step] = model_inputs(packed, torch.from_numpy(table), FREE)
-    count = loaded.model.record(loaded.device.recorded, most_rows(max_num_seqs), _most_blocks(loaded), step)
+    count = loaded.model.record(loaded.device, most_rows(max_num_seqs), _most_blocks(loaded), step)
     pool[:, :, 0] = 0  # the block of the trial
     if count:
         log.info("recorded decode steps of %d sizes in %.1f s", count, time.monotonic() - begun_s)

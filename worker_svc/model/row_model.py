@@ -14,12 +14,13 @@ from transformers import PreTrainedModel
 from paged_kernels.backend import CacheShape, KernelBackend
 from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps
 from worker_svc.adapters.layers import AdapterLayers
+from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
-from worker_svc.model.fused.recorded_steps import Record, RecordedSteps
+from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.input_batch import ModelInput
 
 _PROBE_TOKENS = 4
@@ -137,8 +138,8 @@ class RowModel:
         return self._fused.fixed_steps(self._plain_head.weights, num_rows, width)
 
     @torch.inference_mode()
-    def record(self, recorded: Record, num_rows: int, width: int, step: ModelInput) -> int:
-        """Record `fixed_steps`, from now on used by `logits`; returns how many recordings there are.
+    def record(self, device: Device, num_rows: int, width: int, step: ModelInput) -> int:
+        """Record `fixed_steps` on `device`, from now on used by `logits`; returns how many recordings there are.
 
         None is used if the logits of `step`, in which some sequences decode, are not those computed before.
         """
@@ -146,7 +147,7 @@ class RowModel:
         if steps is None:
             return 0
         expected = self._pass(step)
-        made = RecordedSteps(steps, recorded, num_rows)
+        made = RecordedSteps(steps, device, num_rows)
         self._recorded = made if made.gives(step.to(self._device), expected) else None
         return 0 if self._recorded is None else self._recorded.count
 

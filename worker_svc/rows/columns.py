@@ -15,7 +15,7 @@ _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 64, 256, 16
 _COLUMNS = (
     "occupied", "num_known", "num_prompt", "num_computed", "num_blocks", "repeats", "failed", "temperatures", "top_ps", "top_ks",
     "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "block_tables",
-    "_num_told",
+    "_num_copied",
 )  # fmt: skip
 
 
@@ -40,8 +40,8 @@ class RowColumns:
         self.num_prompt = np.zeros(n, np.int32)
         self.num_computed = np.zeros(n, np.int32)
         self.num_blocks = np.zeros(n, np.int32)
-        # Of them, those that `new_blocks` has told of.
-        self._num_told = np.zeros(n, np.int32)
+        # Of them, those that a copy elsewhere has, see `new_blocks`.
+        self._num_copied = np.zeros(n, np.int32)
         # Computes one token in the next step that does not mention the row: decoding and not paused.
         self.repeats = np.zeros(n, np.bool_)
         # Got no token because of its logits or its grammar: computes nothing more, even if a step in flight
@@ -89,11 +89,13 @@ class RowColumns:
         return np.flatnonzero(self.occupied).astype(np.int32)
 
     def new_blocks(self) -> tuple[IntArray, NDArray[np.int64]]:
-        """Rows and places in `block_tables` that were written since the last call, for a copy of them elsewhere."""
-        rows = np.flatnonzero(self.occupied & (self._num_told < self.num_blocks)).astype(np.int32)
-        found = runs_after(rows, self._num_told[rows], self.num_blocks[rows] - self._num_told[rows])
-        self._num_told[rows] = self.num_blocks[rows]
-        return found
+        """Rows and places in `block_tables` that were written since `copied_blocks`, for a copy of them elsewhere."""
+        rows = np.flatnonzero(self.occupied & (self._num_copied < self.num_blocks)).astype(np.int32)
+        return runs_after(rows, self._num_copied[rows], self.num_blocks[rows] - self._num_copied[rows])
+
+    def copied_blocks(self) -> None:
+        """The copy has all blocks of the rows in use."""
+        self._num_copied[self.occupied] = self.num_blocks[self.occupied]
 
     # --- writing: cannot fail ----------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class RowColumns:
         self.incarnations[rows] = added.incarnations
         self.num_known[rows], self.num_prompt[rows] = added.num_known, added.num_prompt
         self.num_computed[rows], self.num_blocks[rows] = added.num_computed, added.num_blocks
-        self._num_told[rows] = 0
+        self._num_copied[rows] = 0
         self.temperatures[rows], self.top_ps[rows], self.top_ks[rows] = added.temperatures, added.top_ps, added.top_ks
         self.seeds[rows], self.sequence_indexes[rows] = added.seeds, added.sequence_indexes
         self.logprobs[rows] = added.logprobs

@@ -75,7 +75,7 @@ def attention_kernel(
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, kv head): one range of keys for one tile; see `tile_plan.Plan` for the tensors that define it.
+    """Program (item, kv head): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
 
     A tile with one range is written to `out` [T, heads, HEAD_DIM]. The parts of other tiles, each normalised,
     go to `partial` [part, kv head, ROWS, HEAD_DIM] with the base-2 logarithm of their weight in `logs` [part,

@@ -44,10 +44,6 @@ def make() -> "TritonBackend":
     return TritonBackend(sharing_of(torch.device("cuda")))
 
 
-def _has_heads_together(query: torch.Tensor) -> bool:
-    return query.stride(2) == 1 and query.stride(1) == query.shape[2]
-
-
 class TritonBackend:
     """Kernels for one device. Not invariant: how keys are divided among programs depends on the batch."""
 
@@ -71,7 +67,7 @@ class TritonBackend:
     ) -> torch.Tensor:
         """See KernelBackend."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self.attend(query if _has_heads_together(query) else query.contiguous(), out, cache, batch, shape, rule)
+        self.attend(block_moves.tokens_apart(query), out, cache, batch, shape, rule)
         return out
 
     def attend(

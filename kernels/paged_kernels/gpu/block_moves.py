@@ -68,7 +68,7 @@ def write_kv(
 ) -> None:
     """See KernelBackend. A token's heads must be contiguous; tokens may be strided. There are no int8 caches."""
     assert cache.is_floating_point()
-    key, value = _tokens_apart(key), _tokens_apart(value)
+    key, value = tokens_apart(key), tokens_apart(value)
     num_rows = len(slots) * shape.num_kv_heads
     if num_rows:
         write_kernel[(triton.cdiv(num_rows, _ROWS),)](
@@ -78,7 +78,8 @@ def write_kv(
         )  # fmt: skip
 
 
-def _tokens_apart(x: torch.Tensor) -> torch.Tensor:
+def tokens_apart(x: torch.Tensor) -> torch.Tensor:
+    """[T, heads, head_dim] with each token's heads contiguous, while tokens may be strided; a copy if they are not."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 

@@ -1,4 +1,6 @@
-"""Division of work in Triton attention: query tiles, cut on the host, and ranges of their keys, cut on the device.
+"""Division of work in Triton attention: query tiles, and ranges of their keys, which are cut on the device.
+
+Tiles are cut on the host, but on the device in a step where each sequence has one token.
 
 The host knows how many tokens each sequence has in a step, the device how long its context is. So the grid is
 a bound that needs no lengths (no synchronisation, and usable in a CUDA graph), and `plan_kernel` divides the
@@ -144,7 +146,7 @@ def plan_kernel(
     tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, window,
     KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: split the keys of all tiles into `items` of equal length; see Plan. A turn is KEYS keys.
+    """One program: split the keys of all tiles into `items` of equal length; see TilePlan. A turn is KEYS keys.
 
     CUTS: write `tiles` of one token each, instead of reading them.
     """

@@ -13,7 +13,6 @@ ones, and the bisection passes over these. Where the filters may leave more, it 
 import triton
 import triton.language as tl
 
-_ALL = tl.constexpr(2**31 - 1)
 _RANGES = tl.constexpr(32)
 _FARTHEST = tl.constexpr(40.0)
 """Below the peak, in units of a scaled logit: what is farther off weighs less than a float64 can tell beside the peak."""

@@ -82,6 +82,8 @@ def test_a_copy_of_the_block_tables_is_told_of_each_new_block_once() -> None:
 
     def told() -> list[tuple[int, int, int]]:
         at, places = rows.new_blocks()
+        assert [x.tolist() for x in rows.new_blocks()] == [at.tolist(), places.tolist()], "told until they are copied"
+        rows.copied_blocks()
         return list(zip(at.tolist(), places.tolist(), rows.block_tables[at, places].tolist(), strict=True))
 
     run(rows, step(add=[Row(0, [1] * 6, [8, 9], 6), Row(2, [1], [3], 1)]))

@@ -3,17 +3,16 @@
 A step has the rows of the next larger recording; those too many are padding, which is computed and writes nowhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 
 from paged_kernels.decoder import FixedSteps
+from worker_svc.device.devices import Device, Work
 from worker_svc.model.input_batch import ModelInput
 
-Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""What makes one launch of some work: `Device.recorded`."""
 _TOLERANCE = 3e-2
 """Of a row's logits, relative to their norm. What is computed wrongly is off by about one."""
 _FEW = (1, 2, 4)
@@ -25,12 +24,12 @@ _MOST_ROWS = 512
 class RecordedSteps:
     """Recordings of `steps`. They share its memory: logits are valid until the next step is computed."""
 
-    def __init__(self, steps: FixedSteps, recorded: Record, most_rows: int) -> None:
+    def __init__(self, steps: FixedSteps, device: Device, most_rows: int) -> None:
         self._steps = steps
         self._counts = np.array([*row_counts(most_rows)])
         # The largest first: the others fit into the memory that it needs.
-        self._replays: dict[int, Callable[[], None]] = {
-            count: recorded(partial(steps.run, count)) for count in reversed(self._counts.tolist())
+        self._replays: dict[int, Work] = {
+            count: device.recorded(partial(steps.run, count)) for count in reversed(self._counts.tolist())
         }
 
     @property
