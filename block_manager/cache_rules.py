@@ -130,6 +130,9 @@ class CacheRules(Protocol):
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
         """The sequence's longest cached prefix, where hits save token budget (V1); else empty."""
 
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Tokens of its longest cached prefix, for a sequence without blocks; for choosing among several caches."""
+
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:

@@ -40,11 +40,12 @@ from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
 from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
+from scheduler_svc.workers.roster import WorkerDirectory, WorkerRoster
 from svc_common.clock import monotonic_ns
 from svc_common.net import rpc
 from svc_common.net.peers import Peers
@@ -91,7 +92,7 @@ def check(settings: SchedulerSettings) -> None:
     policy_of(settings)
     peers = Peers(settings.peers)
     for address in settings.workers:
-        peers.check(address, WORKER)
+        peers.check(address.removeprefix(DNS_SCHEME), WORKER)
 
 
 class _SchedulerService:
@@ -119,13 +120,14 @@ class _SchedulerService:
         )
         for name, path in adapter_paths(settings.adapters).items():
             self._adapters.declare(name, path)
-        self._lanes = self._make_lanes(choice)
-        watched = Watched(settings, self._book, self._core, self._explanations, self._readiness, self._lanes)
+        self._directory = WorkerDirectory(settings.worker_addresses(), settings.worker_lookup_s)
+        self._roster = WorkerRoster(self._directory, self._lane_maker(choice))
+        watched = Watched(settings, self._book, self._core, self._explanations, self._readiness, self._roster)
         self._metrics = SchedulerMetrics(watched, self._telemetry)
         self._loop = StepLoop(
             settings,
             choice,
-            self._lanes,
+            self._roster,
             self._book,
             StepNotifier(self._observers(), freezer=self._record_buffer.freezer),
             self._readiness,
@@ -158,17 +160,18 @@ class _SchedulerService:
             *([metrics.stats_line] if settings.stats_interval_s else []),
         ]
 
-    def _make_lanes(self, choice: PolicyChoice) -> list[WorkerLane]:
-        """One lane for each worker address."""
-        addresses = self._settings.worker_addresses()
-        agreement, lanes = CacheAgreement(len(addresses)), []
-        for number, address in enumerate(addresses):
+    def _lane_maker(self, choice: PolicyChoice) -> Callable[[int, str], WorkerLane]:
+        """Makes the lane to a worker, given its number and address."""
+        agreement = CacheAgreement(len(self._settings.workers) if choice.has_ranks else None)
+
+        def make(number: int, address: str) -> WorkerLane:
             readiness = self._readiness.worker()
             link = WorkerLink(
                 address, self._identity, self._settings, choice, readiness, agreement, self._adapters, self._peers
             )
-            lanes.append(WorkerLane(number, link, readiness))
-        return lanes
+            return WorkerLane(number, link, readiness)
+
+        return make
 
     async def start(self) -> None:
         """Start listening; the admin server first, because gateways are sent its address."""
@@ -197,9 +200,10 @@ class _SchedulerService:
             explanations=self._explanations,
             record_buffer=self._record_buffer,
             set_policy=self._loop.set_policy,
+            drain_worker=self._loop.drain_worker,
             adapters=calls,
             load=LoadReport(self._settings, self._book, self._core, self._log, self._readiness),
-            lanes=self._lanes,
+            roster=self._roster,
             readiness=self._readiness,
             book=self._book,
         )
@@ -218,6 +222,7 @@ class _SchedulerService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run steps until `stop`. Raises if the step loop ends with an error."""
+        self._directory.start()
         loop = asyncio.create_task(self._loop.run(), name="step-loop")
         told = asyncio.create_task(self._metrics.stats_line.run(self._settings.stats_interval_s), name="stats")
         stopped = asyncio.create_task(stop.wait())
@@ -237,7 +242,8 @@ class _SchedulerService:
         self._gateways.close_all()
         self._metrics_server.close()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
-        await asyncio.gather(*(lane.close() for lane in self._lanes))
+        await self._directory.close()
+        await asyncio.gather(*(lane.close() for lane in self._roster.lanes))
         if self._health_task is not None:
             await self._health_task
         self._telemetry.shutdown()

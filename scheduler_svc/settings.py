@@ -5,6 +5,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from svc_common.errors import ConfigError
 from svc_common.net.tls_settings import PeerSettings
 
+DNS_SCHEME = "dns:///"
+"""Before a name that stands for a worker at each of its addresses."""
+
 
 class SchedulerSettings(BaseModel):
     """What an operator can choose. vLLM's names where vLLM has the setting; durations in seconds.
@@ -15,7 +18,7 @@ class SchedulerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     workers: tuple[str, ...] = ()
-    """Worker addresses, HOST:PORT; several only for policies with several ranks, one per rank."""
+    """Worker addresses, HOST:PORT; policies with ranks have one for each. dns:///NAME:PORT: a worker at each of its addresses."""
     host: str = "127.0.0.1"
     port: int = Field(default=50060, ge=0, le=65535)
     admin_port: int = Field(default=50062, ge=0, le=65535)
@@ -64,6 +67,8 @@ class SchedulerSettings(BaseModel):
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds within which a worker has to answer the first calls of a connection."""
+    worker_lookup_s: float = Field(default=1.0, gt=0)
+    """Seconds between two lookups of the names of workers (dns:///NAME:PORT)."""
     reconnect_backoff_s: float = Field(default=0.5, gt=0)
     """Maximum pause between two attempts to reach a worker, in seconds."""
     step_timeout_s: float = Field(default=30.0, gt=0)
@@ -93,7 +98,7 @@ class SchedulerSettings(BaseModel):
     """TLS towards gateways and workers, and the peers that may call."""
 
     def worker_addresses(self) -> tuple[str, ...]:
-        """Addresses of the workers. Raises ConfigError for none, duplicates, and texts that are no address."""
+        """Addresses and names of the workers. Raises ConfigError for none, duplicates, and texts that are no address."""
         if not self.workers or len(set(self.workers)) < len(self.workers):
             problem = "a worker is given twice" if self.workers else "no worker is given"
             raise ConfigError(
@@ -102,10 +107,10 @@ class SchedulerSettings(BaseModel):
                 metadata={"workers": ",".join(self.workers)},
             )
         for address in self.workers:
-            host, _, port = address.rpartition(":")
+            host, _, port = address.removeprefix(DNS_SCHEME).rpartition(":")
             if not host or not port.isdigit():
                 raise ConfigError(
-                    f"--worker {address!r} is no address; write HOST:PORT, for example 127.0.0.1:50061",
+                    f"--worker {address!r} is no address; write HOST:PORT, for example 127.0.0.1:50061, or dns:///NAME:PORT",
                     reason="WORKER_ADDRESS",
                 )
         return self.workers

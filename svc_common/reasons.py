@@ -74,6 +74,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "UNKNOWN_ADAPTER",
         "UNKNOWN_PATH",
         "UNKNOWN_REQUEST",
+        "UNKNOWN_WORKER",
     ),
     "UNAUTHENTICATED": (
         "EXPIRED_KEY",
@@ -134,6 +135,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "BLOCK_WRITTEN_TWICE",
         "BUNDLE_DIGEST",
         "KV_LOST",
+        "LAST_WORKER",
         "NOT_IDENTICAL",
         "NOT_INVARIANT",
         "NOT_RECORDING",
@@ -141,6 +143,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "PROTOCOL_REVISION",
         "STEP_GAP",
         "STEP_TOO_OLD",
+        "WORKERS_ARE_RANKS",
         "WORKERS_DIFFER",
         "WORKER_OWNED",
         "WORKER_STATE",

@@ -139,7 +139,7 @@ def serve_paged(jobs: list[Job], setting: Setting) -> Iterator[Moment]:
         [plan] = core.schedule(float(step))
         if plan.ended:
             raise RuntimeError(f"{plan.ended[0].request_id} does not fit a memory of {setting.num_slots} slots")
-        yield Moment(memory_view.paged(core.state), len(core.state.running), plan.num_prefill_groups == 0)
+        yield Moment(memory_view.paged(core.states), len(core.state.running), plan.num_prefill_groups == 0)
         core.update(model.answer(plan, core))
         step += 1
 

@@ -5,7 +5,7 @@ from block_manager.compat.allocator_063 import FullBlockAllocator
 from block_manager.compat.prefix_keys import FullBlockKeys
 from block_manager.compat.sliding_window import SlidingWindow
 from block_manager.compat.table_extent import Written
-from block_manager.hashing import HashRename
+from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 
 
@@ -21,19 +21,20 @@ class Tables063:
         *,
         prefix_caching: bool,
         rename: HashRename | None,
+        chains: dict[str, HashChain] | None,
     ) -> None:
         self._ledger = ledger
         self._blocks = blocks
         self._written = written
         self._window = window
-        self._keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
+        self.keys = FullBlockKeys(ledger.block_size, enabled=prefix_caching, rename=rename, chains=chains)
 
     def fill(self, sequence: CachedSequence, shared: list[int]) -> list[int]:
         """Create the table of a sequence; its first blocks are `shared`."""
         size, num_tokens = self._ledger.block_size, len(sequence.token_ids)
         table = self._ledger.tables[sequence.name] = list(shared)
         for i in range(len(shared), num_tokens // size):
-            key = self._keys.of(sequence, i)
+            key = self.keys.of(sequence, i)
             table.append(self._blocks.allocate_full(key, (i + 1) * size, reuse=not sequence.no_cache_reuse))
         if num_tokens % size:
             table.append(self._blocks.allocate())
@@ -63,7 +64,7 @@ class Tables063:
 
     def forget(self, name: str) -> None:
         """Drop a sequence's block keys."""
-        self._keys.forget(name)
+        self.keys.forget(name)
 
     def _write(self, sequence: CachedSequence, table: list[int], i: int) -> list[Pair]:
         """Write tokens into block `i`: copy it first if shared; use a cached block instead if it becomes full and
@@ -74,6 +75,6 @@ class Tables063:
         target = self._blocks.copy_on_write(source) if copied else source
         table[i] = target
         if end <= len(sequence.token_ids):
-            key = self._keys.of(sequence, i)
+            key = self.keys.of(sequence, i)
             table[i] = self._blocks.fill(target, key, end, reuse=not sequence.no_cache_reuse)
         return [(source, target)] if copied else []

@@ -12,11 +12,12 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair,
 from block_manager.compat.allocator_063 import FullBlockAllocator
 from block_manager.compat.computed_prefix import common_length
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
+from block_manager.compat.prefix_keys import num_cached_blocks
 from block_manager.compat.sliding_window import SlidingWindow
 from block_manager.compat.swap_063 import Swap063
 from block_manager.compat.table_extent import Written
 from block_manager.compat.tables_063 import Tables063
-from block_manager.hashing import HashRename
+from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 
@@ -36,6 +37,7 @@ class Vllm063Rules:
         exact_window: bool = False,
         counts_whole_prompts: bool = False,
         rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
     ) -> None:
         self.ledger = ledger
         self._prefix_caching = prefix_caching
@@ -46,7 +48,13 @@ class Vllm063Rules:
         self._written: dict[str, Written] = {}
         self._chunked: dict[str, int] = {}
         self._tables = Tables063(
-            ledger, self._blocks, self._written, self._window, prefix_caching=prefix_caching, rename=rename
+            ledger,
+            self._blocks,
+            self._written,
+            self._window,
+            prefix_caching=prefix_caching,
+            rename=rename,
+            chains=chains,
         )
         self._swap = Swap063(ledger, self._blocks, FullBlockAllocator(ledger.cpu), self._written, self._window)
 
@@ -64,6 +72,7 @@ class Vllm063Rules:
         exact_window: bool = False,
         counts_whole_prompts: bool = False,
         rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
 
@@ -80,6 +89,7 @@ class Vllm063Rules:
             exact_window=exact_window,
             counts_whole_prompts=counts_whole_prompts,
             rename=rename,
+            chains=chains,
         )
 
     @property
@@ -114,6 +124,10 @@ class Vllm063Rules:
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
         """Return an empty hit: hits save blocks here, not token budget."""
         return PrefixHit()
+
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Tokens of its leading full blocks that are cached."""
+        return num_cached_blocks(self._tables.keys, sequence, self.ledger.gpu) * self.ledger.block_size
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0

@@ -11,8 +11,8 @@ from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair,
 from block_manager.compat.allocators_2023 import Allocator, CachedAllocator, UncachedAllocator
 from block_manager.compat.computed_prefix import common_length
 from block_manager.compat.free_stack import FreeStack, StackThenEvictor
-from block_manager.compat.prefix_keys import SplitPrefixKeys
-from block_manager.hashing import HashRename
+from block_manager.compat.prefix_keys import SplitPrefixKeys, num_cached_blocks
+from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 
@@ -30,12 +30,13 @@ class Vllm2023Rules:
         watermark_blocks: int,
         keeps_stale_keys: bool = False,
         rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
     ) -> None:
         self.ledger = ledger
         self._keeps_stale_keys = keeps_stale_keys
         self._prefix_caching = prefix_caching
         self.watermark_blocks = watermark_blocks
-        self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching, rename=rename)
+        self._keys = SplitPrefixKeys(ledger.block_size, enabled=prefix_caching, rename=rename, chains=chains)
         allocator = CachedAllocator if prefix_caching else UncachedAllocator
         self._gpu: Allocator = allocator(ledger.gpu)
         self._cpu: Allocator = allocator(ledger.cpu)
@@ -53,6 +54,7 @@ class Vllm2023Rules:
         sliding_window: int | None = None,
         keeps_stale_keys: bool = False,
         rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
     ) -> Self:
         """Rules over a new ledger. `watermark_blocks` None: 1 % of the device blocks.
 
@@ -69,6 +71,7 @@ class Vllm2023Rules:
             watermark_blocks=watermark,
             keeps_stale_keys=keeps_stale_keys,
             rename=rename,
+            chains=chains,
         )
 
     @property
@@ -102,6 +105,10 @@ class Vllm2023Rules:
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
         """Return an empty hit: hits save blocks here, not token budget."""
         return PrefixHit()
+
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Tokens of its leading full blocks that are cached."""
+        return num_cached_blocks(self._keys, sequence, self.ledger.gpu) * self.ledger.block_size
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0

@@ -27,6 +27,10 @@ class NoBlocks:
         """Return an empty hit."""
         return PrefixHit()
 
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Return 0."""
+        return 0
+
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:

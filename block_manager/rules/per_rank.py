@@ -111,6 +111,10 @@ class PerRankRules:
         """Its longest cached prefix on its rank."""
         return self._of(sequence).lookup(sequence)
 
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """The most that a rank has cached of it."""
+        return max(self.known_tokens(sequence))
+
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> AllocStatus:

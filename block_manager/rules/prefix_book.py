@@ -34,16 +34,24 @@ class TableEnd:
 class PrefixBook:
     """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
 
-    `rename`: mapping of token ids before hashing; None: no mapping.
+    `rename`: mapping of token ids before hashing; None: no mapping. `chains`: hash chains by sequence, shared by
+    books of equal block sizes so that each prompt is hashed once; None: chains of its own.
     """
 
-    def __init__(self, ledger: Ledger, *, enabled: bool, rename: HashRename | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        enabled: bool,
+        rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
+    ) -> None:
         self.enabled = enabled
         self._rename = rename
         self.num_lookups = 0
         self.num_hits = 0
         self._ledger = ledger
-        self._chains: dict[str, HashChain] = {}
+        self._chains: dict[str, HashChain] = {} if chains is None else chains
         self._ends: dict[str, TableEnd] = {}
 
     def find(self, sequence: CachedSequence) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
-from block_manager.hashing import HashRename
+from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.prefix_book import NULL, PrefixBook, TableEnd
@@ -42,6 +42,7 @@ class V1PoolRules(NoSwap):
     """V1's rules over a ledger. Block 0 is the null block and never allocated.
 
     `windowed`: blocks behind a sliding window are freed while a sequence goes on (`free_out_of_window`).
+    `rename`, `chains`: those of `PrefixBook`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class V1PoolRules(NoSwap):
         max_model_len: int,
         prefix_caching: bool,
         rename: HashRename | None = None,
+        chains: dict[str, HashChain] | None = None,
         windowed: bool = False,
     ) -> None:
         self.ledger = ledger
@@ -58,7 +60,7 @@ class V1PoolRules(NoSwap):
         self._max_model_len = max_model_len
         self._windowed = windowed
         self.watermark_blocks = 0
-        self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename)
+        self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename, chains=chains)
 
     @classmethod
     def make(cls, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, **values: Any) -> Self:
@@ -101,6 +103,10 @@ class V1PoolRules(NoSwap):
         """Its longest cached prefix: registered blocks, or those of an older sample of its request."""
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
+
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Tokens of its longest cached prefix."""
+        return len(self._prefixes.find(sequence)) * self.ledger.block_size
 
     def can_admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0

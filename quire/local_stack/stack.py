@@ -151,6 +151,7 @@ class LocalStack:
             self._watch_workers()
             self._wait_announced(deadline)
             self._wait_serving(deadline)
+            self._wait_workers(deadline)
             self._check_adapters()
             self._stop_watching()
         except BaseException:
@@ -268,13 +269,25 @@ class LocalStack:
                 self.check()
                 self._sleep(deadline, "get ready")
 
+    def _scheduler_admin(self) -> AdminClient:
+        """A client of the scheduler itself, as the gateway may require a key."""
+        address, inner = self._address("scheduler --admin-port"), self._inner_credentials(GATEWAY, SCHEDULER)
+        return AdminClient(address, credentials=inner)
+
+    def _wait_workers(self, deadline: float) -> None:
+        """Wait for the workers that are not needed to serve, but wanted."""
+        if self.options.workers == 1:
+            return
+        with self._scheduler_admin() as admin:
+            while not all(worker.ready for worker in admin.workers()):
+                self.check()
+                self._sleep(deadline, "get ready")
+
     def _check_adapters(self) -> None:
         """Raise ConfigError if a worker could not load one of the adapters given at startup."""
         if not self.options.adapters:
             return
-        # Ask the scheduler directly: the gateway may require a key.
-        address, inner = self._address("scheduler --admin-port"), self._inner_credentials(GATEWAY, SCHEDULER)
-        with AdminClient(address, credentials=inner) as admin:
+        with self._scheduler_admin() as admin:
             for adapter in admin.list_adapters():
                 if adapter.unavailable:
                     raise ConfigError(

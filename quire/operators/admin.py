@@ -135,10 +135,15 @@ class AdminClient:
             answer = self._stub.ListWorkers(admin_pb2.ListWorkersRequest(), timeout=_UNARY_TIMEOUT_S)
             return answer.workers  # type: ignore[no-any-return]
 
-    def drain(self, *, undo: bool = False) -> int:
-        """Stop accepting requests, or accept them again with `undo`; returns the number of unfinished requests."""
+    def drain(self, *, undo: bool = False, worker: str = "", move: bool = False) -> int:
+        """Stop accepting requests, or accept them again with `undo`; returns the number of unfinished requests.
+
+        `worker`: only start no more requests on the worker at that address; returns the number of those that run there.
+        `move`: they continue on other workers.
+        """
+        request = admin_pb2.DrainRequest(undo=undo, worker=worker, move=move)
         with typed_errors(self.target, ADMIN):
-            answer = self._stub.Drain(admin_pb2.DrainRequest(undo=undo), timeout=_UNARY_TIMEOUT_S)
+            answer = self._stub.Drain(request, timeout=_UNARY_TIMEOUT_S)
             return int(answer.num_requests)
 
     def blocks(self, *, memory: bool = False, cached: bool = False) -> admin_pb2.GetBlocksResponse:

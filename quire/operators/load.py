@@ -92,25 +92,31 @@ def workers_json(workers: Sequence[admin_pb2.Worker]) -> list[dict[str, Any]]:
             "model": worker.model,
             "num_gpu_blocks": worker.num_gpu_blocks,
             "num_cpu_blocks": worker.num_cpu_blocks,
+            "draining": worker.draining,
+            "num_running": worker.num_running,
+            "num_swapped": worker.num_swapped,
+            "num_free_gpu_blocks": worker.num_free_gpu_blocks,
         }
         for worker in workers
     ]
 
 
 def workers_table(workers: Sequence[admin_pb2.Worker]) -> Table:
-    """One row per worker, by dp rank."""
+    """One row per worker, by number."""
     table = Table()
-    for name in ("lane", "address", "state", "model", "epoch", "device blocks", "host blocks"):
+    for name in ("lane", "address", "state", "running", "model", "epoch", "device blocks", "host blocks"):
         table.add_column(name, overflow="fold")
     for worker in workers:
-        known = [worker.model, str(worker.epoch or ""), str(worker.num_gpu_blocks), str(worker.num_cpu_blocks)]
-        table.add_row(str(worker.lane), worker.address, _state(worker), *(known if worker.model else ["", "", "", ""]))
+        running = str(worker.num_running) + (f", {worker.num_swapped} swapped out" if worker.num_swapped else "")
+        blocks = f"{worker.num_free_gpu_blocks} of {worker.num_gpu_blocks} free"
+        known = [running, worker.model, str(worker.epoch or ""), blocks, str(worker.num_cpu_blocks)]
+        table.add_row(str(worker.lane), worker.address, _state(worker), *(known if worker.model else [""] * 5))
     return table
 
 
 def _state(worker: admin_pb2.Worker) -> str:
     if worker.ready:
-        return "ready"
+        return "drained: no request starts here" if worker.draining else "ready"
     if worker.warming:
         return f"warming up: {worker.reason}"
     return worker.reason or "not reached yet"

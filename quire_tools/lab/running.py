@@ -47,7 +47,7 @@ class RunningReplay(RunObserver):
         counts = Counter((item.queue, item.reason) for item in rows)
         return LabSnapshot(
             step=step,
-            block_size=self.core.state.limits.block_size,
+            block_size=self.core.limits.block_size,
             pools=_pools(self.core.state.cache.ledger),
             cached=self.core.cached_blocks(),
             requests=rows[:MAX_LISTED],

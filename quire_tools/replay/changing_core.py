@@ -26,7 +26,7 @@ class ChangingCore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def schedule(self, now: float) -> list[StepPlan]:
+    def schedule(self, now: float, worker: int | None = None) -> list[StepPlan]:
         """As `Scheduler.schedule`."""
         while self._later and (self._later[0].step or 0) <= self._core.step + 1:
             change = self._later.pop(0)
@@ -35,7 +35,7 @@ class ChangingCore:
             except ConfigError as error:
                 why = f"at step {change.step}: {error.message}"
                 raise ConfigError(why, reason=error.reason, metadata=error.metadata) from None
-        plans = self._core.schedule(now)
+        plans = self._core.schedule(now, worker)
         if self._costs is not None:
             self._core.observe_costs(_unknown_of(self._costs, self._core.state.costs.now))
             self._costs = None

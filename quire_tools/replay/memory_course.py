@@ -41,5 +41,5 @@ class MemoryCourse(RunObserver):
         """Take a report if it is the step's turn."""
         if self._core is not None and (plan.step - self._first_step) % self._every == 0:
             gpu = self._core.pool_report().gpu
-            at_s, report = origin.planned_ns / NS_PER_S, memory_report(self._core.state)
+            at_s, report = origin.planned_ns / NS_PER_S, memory_report(self._core.states)
             self.points.append(MemoryPoint(plan.step, at_s, gpu.total, gpu.free, report))

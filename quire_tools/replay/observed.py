@@ -94,7 +94,7 @@ class Observed(RunObserver):
 
     def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         """Begin anew with the requests of this core."""
-        self._core, self._clock, self._block_size = core, clock, core.state.limits.block_size
+        self._core, self._clock, self._block_size = core, clock, core.limits.block_size
         self.visits = {
             request.request_id: RecordedRequest(
                 request, all(s.num_tokens == s.num_prompt_tokens for s in request.sequences)
@@ -139,9 +139,10 @@ class Observed(RunObserver):
             elif sequence.name.endswith("/0"):
                 visit.stop_string_at = sequence.num_output_tokens
 
-    def on_worker_lost(self, lane: int | None) -> None:
+    def on_worker_lost(self, worker: int | None) -> None:
         """Forget the plans in flight."""
-        gone = [step for step, sent in self._in_flight.items() if lane is None or sent.plan.lane == lane]
+        worker_of = self._core.worker_of
+        gone = [step for step, sent in self._in_flight.items() if worker in (None, worker_of(sent.plan.lane))]
         for step in gone:
             del self._in_flight[step]
         self._free_at.clear()

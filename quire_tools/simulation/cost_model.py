@@ -59,7 +59,8 @@ class CostModel:
     """Durations in seconds. A step takes `base_s`, plus costs for its `StepShape`: prompt tokens, decoding
     sequences, context tokens read, query-key pairs of prefills, and moved blocks.
 
-    `schedule_s`: planning a step and sending it; `wire_s`: from the worker's result to the scheduler. Without
+    `schedule_s`: planning a step and sending it, of which the scheduler itself is busy for `plan_s` and plans for no other
+    worker (0 = all of it); `wire_s`: from the worker's result to the scheduler. Without
     asynchronous scheduling both add to each step; with it they overlap the running step. `noise`: standard
     deviation of the logarithm of a step's duration, 0 = none.
     """
@@ -71,6 +72,7 @@ class CostModel:
     pair_s: float = 0.0
     moved_block_s: float = 0.0
     schedule_s: float = 0.0
+    plan_s: float = 0.0
     wire_s: float = 0.0
     noise: float = 0.0
 
@@ -125,6 +127,7 @@ GPU = CostModel(
     pair_s=1.8e-9,
     moved_block_s=100e-6,
     schedule_s=1e-3,
+    plan_s=0.25e-3,
     wire_s=0.5e-3,
 )
 """About an 8-billion-parameter model in bf16 on one H100: published times per token, the rest derived from its arithmetic."""

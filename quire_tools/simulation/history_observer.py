@@ -25,7 +25,7 @@ class HistoryObserver(RunObserver):
 
     def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         """Begin anew with the requests of this core."""
-        self._clock, self._block_size = clock, core.state.limits.block_size
+        self._clock, self._block_size = clock, core.limits.block_size
         self.history, self._reached = SimulationHistory(start_s=clock()), {}
         for request in core.state.requests.values():
             self.history.requests[request.request_id] = RequestHistory(

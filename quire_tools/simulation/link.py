@@ -42,6 +42,9 @@ class Scheduling(Protocol):
     def on_answer(self, answer: SimulatedAnswer) -> None:
         """A plan's result arrived; once for each plan, and in order on each lane."""
 
+    def on_killed(self) -> None:
+        """The worker's process died."""
+
     def on_new_epoch(self) -> None:
         """The worker holds nothing, and plans in flight have no results."""
 
@@ -273,6 +276,7 @@ class Link:
         self._is_open = self._is_up = False
         self._process = _Process()
         self._stream += 1
+        self._scheduling.on_killed()
         self._events.at(self._events.now + self._faults.restart_s, partial(self._restart, self._stream))
 
     def _restart(self, stream: int) -> None:

@@ -8,7 +8,7 @@ plan while a step runs. All randomness comes from one seed.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from quire_tools.simulation.arrivals import Arrival
@@ -20,6 +20,7 @@ from quire_tools.simulation.history_observer import HistoryObserver
 from quire_tools.simulation.link import Link, SimulatedAnswer, SimulatedStream
 from quire_tools.simulation.token_model import TokenModel
 from quire_tools.simulation.virtual_worker import VirtualWorker
+from quire_tools.simulation.worker_end import WorkerEnd
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
@@ -30,6 +31,8 @@ NewWorker = Callable[[dict[str, Request]], VirtualWorker]
 Connect = Callable[..., SimulatedStream]
 
 BLOCKED_S = 0.01
+_HAND_OVER_S = 0.5
+"""Time after which the sequences of a killed worker continue on others, as in `loop.lane_keeper`."""
 _MAX_FRUITLESS = 30_000
 
 
@@ -37,7 +40,8 @@ class Simulation:
     """One run. `core` may have requests already (restored from a snapshot taken at `start_s`).
 
     `in_flight`: plans in flight at that time. `worker_per_lane`: lanes are data-parallel ranks.
-    `max_in_flight`: most plans in flight, None = as many as the core allows. `observers`: called with virtual
+    `max_in_flight`: most plans in flight at a worker, None = as many as the core allows. `faults_of`: of single worker
+    groups, by number; `faults`: of the others. `observers`: called with virtual
     time. `new_worker(requests)`: makes the worker of an epoch; default: one that draws tokens and keeps no
     blocks. `connect`: makes another stream than `Link`, with the same parameters. `until_s`: end of the run,
     unless all requests end earlier.
@@ -52,6 +56,7 @@ class Simulation:
         *,
         seed: int = 0,
         faults: Faults | None = None,
+        faults_of: Mapping[int, Faults] | None = None,
         start_s: float = 0.0,
         until_s: float = math.inf,
         in_flight: Iterable[StepPlan] = (),
@@ -67,7 +72,6 @@ class Simulation:
         self._until_s = until_s
         self._skew_s = 0.0
         self._busy_until = start_s
-        self._is_dry = False
         self._num_fruitless = 0
         self._cost = cost
         self._max_in_flight = max_in_flight
@@ -76,20 +80,22 @@ class Simulation:
         self._observer = HistoryObserver()
         self._steps = RunNotifier([self._observer, *observers], lambda: self._events.now)
         self._steps.start(core)
-        make = new_worker or partial(VirtualWorker, tokens)
-        self._link: SimulatedStream = (connect or Link)(
-            self._events,
-            self,
-            partial(make, self._requests),
-            cost,
-            self._faults,
-            random.Random(seed),
-            depth=core.depth,
-            block_size=core.state.limits.block_size,
-            worker_per_lane=worker_per_lane,
-        )
+        make = partial(new_worker or partial(VirtualWorker, tokens), self._requests)
+        self._ends = [WorkerEnd(number, self) for number in range(len(core.workers))]
+        for end in self._ends:
+            end.link = (connect or Link)(
+                self._events,
+                end,
+                make,
+                cost,
+                (faults_of or {}).get(end.number, self._faults),
+                random.Random(f"{seed}/{end.number}" if end.number else seed),
+                depth=core.depth,
+                block_size=core.limits.block_size,
+                worker_per_lane=worker_per_lane,
+            )
         for plan in in_flight:
-            self._link.send(plan)
+            self._end_of(plan).link.send(plan)
         for arrival in arrivals:
             self._events.at(arrival.at_s, partial(self._arrive, arrival))
         for at_s, by_s in self._faults.jumps:
@@ -104,18 +110,18 @@ class Simulation:
             history.has_stalled = self._num_fruitless > _MAX_FRUITLESS
             self._wake()
         history.end_s = self._events.now
-        history.num_repeated_results = self._link.num_repeated
+        history.num_repeated_results = sum(end.link.num_repeated for end in self._ends)
         return history
 
     @property
     def in_flight(self) -> list[StepPlan]:
         """Plans in flight, oldest first."""
-        return self._link.in_flight
+        return sorted((plan for end in self._ends for plan in end.link.in_flight), key=lambda plan: plan.step)
 
     @property
     def num_rows(self) -> int:
         """Number of sequences that the workers hold."""
-        return self._link.num_rows
+        return sum(end.link.num_rows for end in self._ends)
 
     @property
     def _clock(self) -> float:
@@ -125,57 +131,66 @@ class Simulation:
     # --- planning -----------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Plan and send as much as is possible now."""
-        core, now = self._core, self._events.now
-        if self._is_dry or not self._link.is_open or now < self._busy_until:
+        """Plan and send as much as is possible now: a plan for one worker, and the next when the scheduler is free again."""
+        core = self._core
+        for end in self._ends:
+            if self._events.now < self._busy_until or not (core.has_unfinished or core.has_endings_to_tell):
+                return
+            if not end.is_dry and end.link.is_open:
+                self._wake_for(end)
+
+    def _wake_for(self, end: WorkerEnd) -> None:
+        core, in_flight = self._core, end.link.in_flight
+        if core.has_grant(end.number) and in_flight:
+            self._watch_grant(end)
             return
-        if not (core.has_unfinished or core.has_endings_to_tell):
+        if self._max_in_flight is not None and len(in_flight) >= self._max_in_flight:
             return
-        if core.has_grant and self._link.in_flight:
-            self._watch_grant()
-            return
-        if self._max_in_flight is not None and len(self._link.in_flight) >= self._max_in_flight:
-            return
-        plans = core.schedule(self._clock)
+        plans = core.schedule(self._clock, end.number)
         if not plans:
             return
-        self._is_dry = all(plan.is_empty for plan in plans)
+        end.is_dry = all(plan.is_empty for plan in plans)
         for plan in plans:
             self._steps.scheduled(core, plan)
-        sent = [plan for plan in plans if not plan.is_empty or plan.left]
-        for plan in sent:
-            self._link.send(plan)
-        if not self._is_dry:
-            self._busy_until = now + self._cost.schedule_s
+        for plan in plans:
+            if not plan.is_empty or plan.left:
+                end.link.send(plan)
+        if not end.is_dry:
+            busy_s = self._cost.plan_s if len(self._ends) > 1 and self._cost.plan_s else self._cost.schedule_s
+            self._busy_until = self._events.now + busy_s
             self._events.at(self._busy_until, _nothing)
-        elif not self._link.in_flight and core.has_unfinished:
+        elif core.has_unfinished and not any(each.link.in_flight for each in self._ends):
             self._retry()
 
-    def _watch_grant(self) -> None:
+    def _watch_grant(self, end: WorkerEnd) -> None:
         """Revoke the rest of a grant if something else is to be planned."""
-        if self._core.wants_step_back:
-            self._core.revoke()
-            self._link.revoke()
+        if self._core.wants_step_back(end.number):
+            self._core.revoke(end.number)
+            end.link.revoke()
 
     def _retry(self) -> None:
         """Plan again soon: nothing runs and nothing could be planned, and only the passing of time may change that."""
         self._events.at(self._events.now + BLOCKED_S, self._something_happened)
 
     def _something_happened(self) -> None:
-        self._is_dry = False
+        for end in self._ends:
+            end.is_dry = False
 
-    # --- the link's scheduling end ------------------------------------------------------------------------------------
+    def _end_of(self, plan: StepPlan) -> WorkerEnd:
+        return self._ends[self._core.worker_of(plan.lane) if len(self._ends) > 1 else 0]
 
-    def on_answer(self, answer: SimulatedAnswer) -> None:
-        """Apply a result; see `link.Scheduling`."""
-        self._is_dry = False
+    # --- the workers --------------------------------------------------------------------------------------------------
+
+    def on_answer(self, worker: int, answer: SimulatedAnswer) -> None:
+        """Apply a result; see `WorkerEvents`."""
+        self._something_happened()
         self._num_fruitless = 0
         if not answer.plan.is_empty:
             self._apply(answer)
         if answer.continues:
-            repeat = self._core.repeat(self._clock)
+            repeat = self._core.repeat(self._clock, worker)
             self._steps.scheduled(self._core, repeat)
-            self._link.follow(repeat)
+            self._ends[worker].link.follow(repeat)
 
     def _apply(self, answer: SimulatedAnswer) -> None:
         plan = answer.plan
@@ -187,15 +202,36 @@ class Simulation:
             self._look_for_stop_strings(outcome)
         self._steps.answered(plan, answer.result, answer.error, outcome)
 
-    def on_new_epoch(self) -> None:
-        """Requeue all sequences; see `link.Scheduling`."""
-        self._is_dry = False
-        self._core.reset_sequences_of_lost_worker()
-        self._steps.lost(None)
+    def on_killed(self, worker: int) -> None:
+        """Where there are others, let them continue its sequences soon; see `WorkerEvents`."""
+        if len(self._ends) > 1:
+            self._events.at(self._events.now + _HAND_OVER_S, partial(self._hand_over, self._ends[worker]))
 
-    def on_resumed(self) -> None:
-        """See `link.Scheduling`."""
-        self._is_dry = False
+    def _hand_over(self, end: WorkerEnd) -> None:
+        if not (end.link.is_open or end.is_handed_over):
+            end.is_handed_over = True
+            self._lose(end.number)
+
+    def _lose(self, worker: int | None) -> None:
+        self._something_happened()
+        self._core.reset_sequences_of_lost_worker(worker)
+        self._steps.lost(worker)
+
+    def on_new_epoch(self, worker: int) -> None:
+        """Requeue its sequences; see `WorkerEvents`."""
+        end = self._ends[worker]
+        if len(self._ends) == 1:
+            self._lose(None)
+            return
+        if not end.is_handed_over:
+            self._lose(worker)
+        end.is_handed_over = False
+        self._core.take_worker_back(worker)
+        self._something_happened()
+
+    def on_resumed(self, worker: int) -> None:
+        """See `WorkerEvents`."""
+        self._something_happened()
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +250,7 @@ class Simulation:
         if refusal is None:
             self._requests[request.request_id] = request
             self._watch(arrival)
-            self._is_dry = False
+            self._something_happened()
 
     def _watch(self, arrival: Arrival) -> None:
         request_id = arrival.request.request_id
@@ -230,7 +266,7 @@ class Simulation:
 
     def _leave(self, request_id: str, cause: EndCause) -> None:
         self._steps.ended(self._core.abort([request_id]), cause)
-        self._is_dry = False
+        self._something_happened()
 
     def _look_for_stop_strings(self, outcome: StepOutcome) -> None:
         """Deliver a gateway's stop after the wire delay; more tokens may arrive meanwhile."""
@@ -242,13 +278,13 @@ class Simulation:
 
     def _stop_at(self, name: str, num_output_tokens: int) -> None:
         self._steps.ended(self._core.stop_at(name, num_output_tokens), "stop_string")
-        self._is_dry = False
+        self._something_happened()
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def _jump(self, by_s: float) -> None:
         self._skew_s += by_s
-        self._is_dry = False
+        self._something_happened()
 
 
 def _nothing() -> None:

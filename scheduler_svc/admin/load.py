@@ -65,15 +65,28 @@ class LoadReport:
         return [found[name] for name in sorted(found)]
 
 
-def workers_message(lanes: Sequence[WorkerLane]) -> admin_pb2.ListWorkersResponse:
-    """All workers, by lane."""
-    return admin_pb2.ListWorkersResponse(workers=[_worker(lane) for lane in lanes])
+def workers_message(lanes: Sequence[WorkerLane], core: AnyCore | None) -> admin_pb2.ListWorkersResponse:
+    """All workers, by lane. Queues and free blocks are reported of worker groups, not of single ranks."""
+    workers = [_worker(lane) for lane in lanes]
+    if core is not None and not core.has_worker_per_lane:
+        for worker in workers:
+            if worker.lane >= len(core.states):
+                continue
+            state = core.states[worker.lane]
+            worker.num_running, worker.num_swapped = len(state.running), len(state.swapped)
+            worker.num_free_gpu_blocks = state.cache.num_free_gpu if worker.ready else 0
+    return admin_pb2.ListWorkersResponse(workers=workers)
 
 
 def _worker(lane: WorkerLane) -> admin_pb2.Worker:
     """A worker. While it is away its last known values are reported, except for the epoch, which is over."""
     worker = admin_pb2.Worker(
-        address=lane.address, lane=lane.number, ready=lane.is_here, reason=lane.reason, warming=lane.is_warming
+        address=lane.address,
+        lane=lane.number,
+        ready=lane.is_here,
+        reason=lane.reason,
+        warming=lane.is_warming,
+        draining=lane.is_draining,
     )
     if (owned := lane.owned) is not None:
         worker.boot_id = owned.worker_boot_id

@@ -29,7 +29,7 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.observe.step_log import StepLog, StepReader
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
-from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from svc_common.net import rpc
 from svc_common.net.malformed import parse
@@ -40,6 +40,7 @@ SERVICE_NAME = SERVICE.full_name
 _MOST_IN_STATE = 300
 _PART_BYTES = 2**20
 
+DrainWorker = Callable[..., int]
 SetPolicy = Callable[[list[str]], tuple[int, list[policy_change.Change]]]
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Answer = Message | Awaitable[Message]
@@ -56,9 +57,10 @@ class AdminParts:
     explanations: Explanations
     record_buffer: RecordBuffer
     set_policy: SetPolicy
+    drain_worker: DrainWorker
     adapters: AdapterCalls
     load: LoadReport
-    lanes: list[WorkerLane]
+    roster: WorkerRoster
     readiness: Readiness
     book: RequestBook
 
@@ -83,7 +85,7 @@ class AdminService:
             pb.ListAdaptersRequest: lambda request: parts.adapters.list(),
             pb.ListRequestsRequest: self.list_requests,
             pb.GetLoadRequest: lambda request: parts.load.message(),
-            pb.ListWorkersRequest: lambda request: workers_message(parts.lanes),
+            pb.ListWorkersRequest: lambda request: workers_message(parts.roster.wanted, parts.core()),
             pb.DrainRequest: self.drain,
         }
         streaming: dict[type[Message], _Streaming] = {
@@ -120,7 +122,7 @@ class AdminService:
             )
             response.requests.CopyFrom(requests)
         if request.memory:
-            response.memory.CopyFrom(memory_message(memory_view.memory_report(core.state)))
+            response.memory.CopyFrom(memory_message(memory_view.memory_report(core.states)))
         return response
 
     def _state(self, step: int) -> pb.StepState:
@@ -160,7 +162,12 @@ class AdminService:
         return pb.ExplainRequestResponse(id=core_id, episodes=messages, num_waits_not_searched=num_open, others=others)
 
     def drain(self, request: pb.DrainRequest) -> Message:
-        """Stop accepting requests, or accept them again."""
+        """Stop accepting requests, or accept them again; or drain one worker."""
+        if request.worker:
+            number = self._parts.drain_worker(request.worker, undo=request.undo, move=request.move)
+            return pb.DrainResponse(num_requests=number)
+        if request.move:
+            raise InvalidArgument.field("move", "is for a worker: say which one in `worker`")
         self._parts.readiness.drain(on=not request.undo)
         return pb.DrainResponse(num_requests=sum(1 for _ in self._parts.book.live()))
 

@@ -1,8 +1,20 @@
 """Limits of a scheduler: what the worker has and what the operator allows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svc_common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Blocks of a worker group, on its devices (the null block included) and in host memory."""
+
+    num_gpu_blocks: int
+    num_cpu_blocks: int = 0
+
+
+AS_LIMITED = PoolSize(2**62, 2**62)
+"""A pool of as many blocks as the limits allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +47,8 @@ class CoreLimits:
                 f"({self.max_num_seqs}): every running sequence needs one token per step; raise the first or lower the second",
                 reason="BAD_LIMIT",
             )
+
+    def of_pool(self, pool: PoolSize) -> "CoreLimits":
+        """The limits for a worker group with such a pool."""
+        gpu, cpu = min(self.num_gpu_blocks, pool.num_gpu_blocks), min(self.num_cpu_blocks, pool.num_cpu_blocks)
+        return replace(self, num_gpu_blocks=gpu, num_cpu_blocks=cpu)

@@ -44,15 +44,20 @@ def send_back(groups: list[Group], state: CoreState, flights: PlansInFlight) -> 
 
 
 def lose_memory(state: CoreState, flights: PlansInFlight) -> None:
-    """Requeue all running and swapped groups in order; drop plans in flight, worker state and cached prefixes."""
+    """Requeue what ran on a worker group in order; drop plans in flight, worker state and cached prefixes.
+
+    Groups that were preempted there wait for no result of it any more.
+    """
     flights.clear()
     for group in reversed([*state.running, *state.swapped]):
         restart(group, state)
     state.running.clear()
     state.swapped.clear()
     for request in state.requests.values():
-        for sequence in request.unfinished:
-            sequence.num_placeholders = 0
+        for group in request.groups:
+            if group.worker == state.number:
+                for sequence in group.live:
+                    sequence.num_placeholders = 0
     state.left.clear()
     state.on_worker.clear()
     state.cache.reset_prefixes()

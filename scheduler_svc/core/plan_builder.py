@@ -25,6 +25,7 @@ class PlanBuilder:
     - `favoured`: the group for which others were preempted so that it starts in this step.
     - `torn`: withdrawn sequences without their copy-on-write copies.
     - `num_caught_up`: tokens of running groups that are recomputed over several steps.
+    - `num_passed`: groups left to other worker groups; `left`: (sequences, tokens) of them by worker group.
     - `is_repeat`: the worker runs the step by a grant. `revoked`: why the grant before was revoked.
     """
 
@@ -49,6 +50,8 @@ class PlanBuilder:
     favoured: Group | None = None
     torn: dict[str, None] = field(default_factory=dict)
     num_caught_up: int = 0
+    num_passed: int = 0
+    left: dict[int, tuple[int, float]] = field(default_factory=dict)
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
     grant: StepGrant | None = None
@@ -113,8 +116,8 @@ class PlanBuilder:
             sequence.num_scheduled_tokens = 0
         return list(idle.values())
 
-    def seal(self, step: int, state: CoreState) -> StepPlan:
-        """The finished plan, with the current queue lengths."""
+    def seal(self, step: int, state: CoreState, first_lane: int = 0) -> StepPlan:
+        """The finished plan, with the current queue lengths. `first_lane`: added to the lane's number in it."""
         scheduled, tickets = [], []
         for entry in self.entries.values():
             entry.ticket = entry.sequence.group.ticket
@@ -123,11 +126,11 @@ class PlanBuilder:
         events, head_numbers = state.journal.take()
         finished: list[str] = []
         if not self.is_repeat:  # which is not sent
-            finished, state.finished = state.finished, []
-        state.num_cumulative_preemptions += len(self.preempted)
+            finished, state.shared.finished = state.shared.finished, []
+        state.shared.num_cumulative_preemptions += len(self.preempted)
         return StepPlan(
             step=step,
-            lane=self.lane,
+            lane=first_lane + self.lane,
             entries=scheduled,
             fast=self.fast,
             tickets=tickets,
@@ -146,7 +149,7 @@ class PlanBuilder:
             num_batched_tokens=self.budget.num_tokens,
             num_prefill_groups=self.num_prefill_groups,
             num_preempted=self.num_preempted,
-            num_cumulative_preemptions=state.num_cumulative_preemptions,
+            num_cumulative_preemptions=state.shared.num_cumulative_preemptions,
             num_lookahead_slots=self.num_lookahead_slots,
             num_decode_steps=self._num_decode_steps(state) if self.num_lookahead_slots else 1,
             num_waiting=len(state.waiting),

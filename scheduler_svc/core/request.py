@@ -165,7 +165,10 @@ class Group:
       progress guard.
     - `ticket`: order of entering the running queue.
     - `is_fast`: its counters are held by the fast decode path (`FastRows`).
-    - `lane`: where it was planned last; some placements never change it.
+    - `lane`: where it was planned last, under policies with several lanes of a worker; some never change it.
+    - `worker`: number of the worker group that it runs on, or ran on last.
+    - `turn`: its place in the rotation over worker groups (`placement.RoundRobin`); None before it was examined.
+    - `passed_at`: since when it has been left to another worker group, on the clock of `schedule`; None if it is not.
     - `num_charged`: output tokens charged to its tenant while it runs (`tenant_accounts`).
     - `mask_debt_s`, `is_paused`: seconds by which its grammar masks delayed steps, and whether it sits out
       steps for that (`slow_masks`).
@@ -182,6 +185,9 @@ class Group:
     ticket: int = -1
     is_fast: bool = False
     lane: int | None = None
+    worker: int = 0
+    turn: int | None = None
+    passed_at: float | None = None
     num_charged: int = 0
     mask_debt_s: float = 0.0
     is_paused: bool = False

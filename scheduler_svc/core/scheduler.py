@@ -1,9 +1,10 @@
 """The scheduler core: a pure state machine.
 
-`add` and `abort` change the queues, `schedule(now)` decides the next step, `update` applies its result. No I/O,
-no clock, no iteration over hash-ordered collections: equal calls give equal plans. Queues and block tables live
-in `state`; the policy is made of the parts in `parts/` and `policies/` (protocols in `parts/interfaces.py` and
-`parts/phases.py`).
+`add` and `abort` change the queues, `schedule(now)` decides the next steps, `update` applies a result. No I/O,
+no clock, no iteration over hash-ordered collections: equal calls give equal plans. The waiting queue is in
+`state.SharedState`; the other queues and the block tables of each worker group are in its `state.CoreState`, which
+`worker_group` plans. The policy is made of the parts in `parts/` and `policies/` (protocols in `parts/interfaces.py`
+and `parts/phases.py`).
 """
 
 from collections.abc import Iterable
@@ -11,25 +12,22 @@ from typing import Any
 
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, PrefixHit
-from block_manager.ledger import PoolReport
+from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
-from scheduler_svc.core import lost_work
+from block_manager.rules.per_rank import PerRankLedger
 from scheduler_svc.core.intake import RequestIntake
-from scheduler_svc.core.outputs import OutputRules, note_first_tokens
-from scheduler_svc.core.parts.budget import StepBudget
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.costs import Costs
-from scheduler_svc.core.parts.interfaces import InspectablePart, Placement, Progress
-from scheduler_svc.core.parts.phases import Phase, RepeatablePhase
-from scheduler_svc.core.parts.preemption import RECOMPUTE
 from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
-from scheduler_svc.core.plan_builder import PlanBuilder
-from scheduler_svc.core.plans_in_flight import PlansInFlight
-from scheduler_svc.core.reasons import Reason, Revocation
-from scheduler_svc.core.request import QueueKind, Request, Sequence, SequenceStatus
+from scheduler_svc.core.reasons import Revocation
+from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.state import CoreState, SharedState
+from scheduler_svc.core.worker_group import WorkerGroup
 from svc_common.errors import InvalidArgument, ResourceExhausted
+
+_BOUND = (QueueKind.RUNNING, QueueKind.SWAPPED)
 
 
 class Scheduler:
@@ -42,33 +40,23 @@ class Scheduler:
     def __init__(
         self,
         spec: PolicySpec,
-        state: CoreState,
+        shared: SharedState,
         intake: RequestIntake,
-        phases: list[Phase],
-        placement: Placement,
-        progress: Progress,
-        outputs: OutputRules,
-        views: Iterable[InspectablePart] = (),
+        limits: CoreLimits,
     ) -> None:
-        """`presets.build` supplies the parts; `views`: those of them that implement `InspectablePart`.
+        """`presets.build` supplies the parts.
 
-        `has_worker_per_lane`: each lane is a worker with its own memory; else one worker serves all lanes.
+        `workers`: the worker groups, by number; `pools`: the blocks that each has, of which it uses at most those of
+        `limits`. `put` adds them.
         """
-        self.has_worker_per_lane = placement.has_worker_per_lane
         self.spec = spec
-        self._state = state
+        self.workers: list[WorkerGroup] = []
+        self.limits = limits
+        self.pools: list[PoolSize] = []
         self.step = 0
+        self._shared = shared
         self._intake = intake
-        self._phases = phases
-        self._repeatable = _repeatable(phases)
-        self._placement = placement
-        self._progress = progress
-        self._outputs = outputs
-        self._flights = PlansInFlight(state)
-        self._views = list(views)
-        self._num_granted = 0
-        self._is_changed = False
-        self._revoked: Revocation | None = None
+        self._worker_of_step: dict[int, WorkerGroup] = {}
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -79,19 +67,32 @@ class Scheduler:
 
     @property
     def state(self) -> CoreState:
-        """The full state with all counters up to date. For inspection only: it writes back every fast-decode row."""
-        self._state.fast_rows.sync_all()
-        return self._state
+        """The state of the first worker group, with what all share. For inspection only: see `states`."""
+        return self.states[0]
+
+    @property
+    def states(self) -> list[CoreState]:
+        """The state of each worker group with all counters up to date. For inspection only: it writes back every
+        fast-decode row.
+        """
+        for worker in self.workers:
+            worker.state.fast_rows.sync_all()
+        return self._shared.workers
+
+    def dissolve_fast_rows(self) -> None:
+        """Turn all fast-decode rows into objects, which changes no decision."""
+        for worker in self.workers:
+            worker.state.fast_rows.dissolve()
 
     @property
     def depth(self) -> int:
-        """Plans that may be in flight at once."""
-        return self._placement.depth
+        """Plans that a worker may have in flight at once."""
+        return self.workers[0].lanes.depth
 
     @property
     def has_unfinished(self) -> bool:
         """True while any request is unfinished."""
-        return bool(self._state.requests)
+        return bool(self._shared.requests)
 
     @property
     def has_endings_to_tell(self) -> bool:
@@ -99,18 +100,18 @@ class Scheduler:
 
         One more plan must then be made to inform the workers, even if it schedules nothing.
         """
-        return bool(self._state.finished)
+        return bool(self._shared.finished)
 
     @property
     def num_unfinished_groups(self) -> int:
         """Groups in the waiting, running and swapped queues."""
-        return len(self._state.waiting) + len(self._state.running) + len(self._state.swapped)
+        return sum(self.queue_lengths)
 
     def request(self, request_id: str) -> Request | None:
         """The unfinished request with that id, its counters up to date; None if there is none."""
-        request = self._state.requests.get(request_id)
+        request = self._shared.requests.get(request_id)
         for group in request.groups if request else ():
-            self._state.fast_rows.sync(group)
+            self._worker_of(group).fast_rows.sync(group)
         return request
 
     def add(self, request: Request) -> None:
@@ -120,50 +121,52 @@ class Scheduler:
         that can never run, and, under policies with deadlines, DeadlineExceeded for one that cannot finish in
         time.
         """
-        self._intake.check(request, self._state)
-        self._state.journal.step = self.step + 1
-        self._state.requests[request.request_id] = request
+        states = [state for state in self._shared.workers if not state.is_gone] or self._shared.workers
+        self._intake.check(request, max(states, key=lambda state: state.cache.capacity_tokens))
+        shared = self._shared
+        shared.journal.step = self.step + 1
+        shared.requests[request.request_id] = request
         for group in request.groups:
             if request.over and group.is_finished:
                 continue
             group.place = QueueKind.WAITING
-            self._state.num_wide += group.width > 1
-            self._state.journal.arrived(group)
-            self._state.waiting.push(group)
+            shared.num_wide += group.width > 1
+            shared.journal.arrived(group)
+            shared.waiting.push(group)
 
     def add_prefilled(self, request: Request) -> None:
         """Accept a request after its prefill on another worker (disaggregated prefill); it decodes at once.
 
         It must be one sequence with at least one token in `committed`; all its tokens but the last count as
         computed. Their KV must be written into its blocks (see `block_tables`) before its first plan runs.
-        Raises what `add` raises; InvalidArgument for another shape or where each lane has its own worker;
+        Raises what `add` raises; InvalidArgument for another shape or where there are several workers;
         ResourceExhausted when its blocks do not fit.
         """
         if request.num_samples > 1 or not request.committed:
             raise InvalidArgument.field("committed", "must hold the first token of the only sample, which is prefilled")
-        if self.has_worker_per_lane:
-            raise InvalidArgument.field("committed", "cannot be taken over: which rank has its KV is not said")
+        if self.num_workers > 1:
+            raise InvalidArgument.field("committed", "cannot be taken over: which worker has its KV is not said")
         self.add(request)
-        [sequence] = request.sequences
-        num_computed = sequence.num_tokens - 1
-        if self._state.cache.can_admit([sequence], PrefixHit(), num_computed) is not AllocStatus.OK:
-            self._state.retire(sequence, SequenceStatus.FINISHED_ABORTED)
+        [sequence], [worker] = request.sequences, self.workers
+        state, num_computed = worker.state, sequence.num_tokens - 1
+        if state.cache.can_admit([sequence], PrefixHit(), num_computed) is not AllocStatus.OK:
+            state.retire(sequence, SequenceStatus.FINISHED_ABORTED)
             raise ResourceExhausted(
                 f"no room for the {num_computed} tokens of request {request.request_id}", reason="NO_BLOCKS"
             )
-        self._state.cache.admit([sequence], PrefixHit(), num_computed)
-        self._state.take_out(sequence.group)
+        state.cache.admit([sequence], PrefixHit(), num_computed)
+        state.take_out(sequence.group)
         sequence.num_computed_tokens = sequence.prefill_end = num_computed
-        self._state.running.append(sequence.group)
-        self._state.start(sequence.group, self._state.journal.now)
+        state.running.append(sequence.group)
+        state.start(sequence.group, state.journal.now)
 
     def abort(self, request_ids: Iterable[str]) -> list[EndedSequence]:
         """End requests in any queue and free their blocks at once. Unknown ids are ignored."""
         ended: list[EndedSequence] = []
         for request_id in request_ids:
-            request = self._state.requests.get(request_id)
+            request = self._shared.requests.get(request_id)
             for group in request.groups if request else ():
-                ended += self._state.retire_group(group, SequenceStatus.FINISHED_ABORTED)
+                ended += self._worker_of(group).retire_group(group, SequenceStatus.FINISHED_ABORTED)
         return ended
 
     def stop_at(self, name: str, num_output_tokens: int) -> list[EndedSequence]:
@@ -176,58 +179,49 @@ class Scheduler:
         if sequence is None or num_output_tokens > sequence.num_output_tokens:
             return []
         del sequence.token_ids[sequence.num_prompt_tokens + num_output_tokens :]
-        return [self._state.retire(sequence, SequenceStatus.FINISHED_STOPPED)]
+        return [self._worker_of(sequence.group).retire(sequence, SequenceStatus.FINISHED_STOPPED)]
 
-    def observe_costs(self, costs: Costs) -> None:
-        """Record measured costs of work on the worker; later decisions use them."""
-        self._state.costs.observe(costs)
+    def observe_costs(self, costs: Costs, worker: int | None = None) -> None:
+        """Record measured costs of work on a worker group, or on all; later decisions use them."""
+        self._shared.costs.observe(costs)
+        for each in self.workers if worker is None else [self._planner(worker)]:
+            each.state.costs.observe(costs)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> list[StepPlan]:
-        """Make one plan per lane that can take one. `now`: seconds on the clock of the arrival times."""
-        self._num_granted, self._is_changed = 0, False
-        lanes = self._placement.free_lanes()
-        return [self._plan(lane, now, is_last=lane == lanes[-1]) for lane in lanes]
+    def schedule(self, now: float, worker: int | None = None) -> list[StepPlan]:
+        """Make one plan for each lane that can take one, of one worker group or of all.
 
-    def repeat(self, now: float) -> StepPlan:
-        """Plan the step that the worker began by a grant: the rows of the last plan that are left, one token each.
+        `now`: seconds on the clock of the arrival times.
+        """
+        plans: list[StepPlan] = []
+        for each in self.workers if worker is None else [self._planner(worker)]:
+            lanes = each.begin()
+            alone = all(other.is_stalled for other in self.workers if other is not each)
+            for lane in lanes:
+                plan = each.plan(self.step + 1, lane, now, is_last=lane == lanes[-1], alone=alone)
+                plans.append(self._noted(plan, each))
+        return plans
+
+    def repeat(self, now: float, worker: int = 0) -> StepPlan:
+        """Plan the step that a worker began by a grant: the rows of its last plan that are left, one token each.
 
         Called after the result of the step before was applied.
         """
-        self._num_granted -= 1
-        builder = self._new_builder(now, lane=0)
-        if len(self._state.waiting):
-            self._state.journal.stop_all(QueueKind.WAITING, Reason.STEP_GRANTED)
-        for phase in self._repeatable:
-            phase.repeat(self._state, builder)
-        return self._sealed(builder)
+        planner = self._planner(worker)
+        return self._noted(planner.repeat(self.step + 1, now), planner)
 
-    @property
-    def has_grant(self) -> bool:
-        """True if granted steps are left that were not planned yet."""
-        return self._num_granted > 0
+    def has_grant(self, worker: int = 0) -> bool:
+        """True if granted steps of that worker group are left that were not planned yet."""
+        return self._planner(worker).has_grant
 
-    @property
-    def wants_step_back(self) -> Revocation | None:
+    def wants_step_back(self, worker: int = 0) -> Revocation | None:
         """Why granted steps that are left would not be planned any more; None if they would, or none are left."""
-        state = self._state
-        if self._num_granted <= 0:
-            return None
-        if len(state.waiting) or state.swapped:
-            return Revocation.REQUEST_WAITS
-        if state.left:
-            return Revocation.ROW_ENDED
-        if state.is_warming_up:
-            return Revocation.WARMING_UP
-        return Revocation.POLICY_CHANGED if self._is_changed else None
+        return self._planner(worker).wants_step_back
 
-    def revoke(self) -> None:
-        """Expect no more granted steps than the worker has begun when it learns of the revocation.
-
-        The next plan says why.
-        """
-        self._revoked, self._num_granted = self.wants_step_back, 0
+    def revoke(self, worker: int = 0) -> None:
+        """Expect no more granted steps than that worker has begun when it learns of the revocation."""
+        self._planner(worker).revoke()
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """Apply the result of a plan: append tokens and end finished sequences. Sequences that are gone are
@@ -235,21 +229,14 @@ class Scheduler:
 
         `now`: when the result arrived, on the clock of `schedule`; None: do not record time to first token.
         """
-        self._placement.on_result(result.step)
-        flights = self._flights.land(result.step)
-        outcome = self._outputs.apply(flights, result, self._state)
-        if outcome.has_tokens:
-            self._state.guard.on_tokens()
-        self._state.masks.pay(result.duration_s)
+        outcome = self._landed(result.step).update(result, now)
         for name, seconds in result.mask_s.items():
             self._charge_masks(name, seconds)
-        if flights and now is not None:
-            note_first_tokens(flights, outcome, now)
         return outcome
 
     def warm_up(self, *, on: bool) -> None:
         """Tell whether the workers are warming up; meanwhile policies may put prompts first or schedule them alone."""
-        self._state.is_warming_up = on
+        self._shared.is_warming_up = on
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
         """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored."""
@@ -263,28 +250,84 @@ class Scheduler:
 
         Sequences in later plans that may have built on the KV it was to compute are recomputed.
         """
-        self._placement.on_result(step)
-        return StepOutcome(ended=lost_work.fail(step, why, self._state, self._flights))
+        return self._landed(step).fail_step(step, why)
 
-    def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
-        """Requeue all running sequences with their tokens, in order, after a worker lost its memory; drop all
-        cached prefixes.
+    # --- workers -------------------------------------------------------------------------------------------------
 
-        `lane`: only that lane's worker is lost (where each lane has its own). The lane gets no plan with work
-        until `take_lane_back`, and its sequences may continue on other lanes. None: all workers lost their
-        memory and are back.
+    def put(self, worker: WorkerGroup, pool: PoolSize) -> None:
+        """Serve a worker group with an empty memory, as the next one or in place of a lost one (`live_change.put_worker`)."""
+        at = slice(worker.state.number, worker.state.number + 1)
+        self.workers[at], self._shared.workers[at], self.pools[at] = [worker], [worker.state], [pool]
+
+    @property
+    def has_worker_per_lane(self) -> bool:
+        """True if each lane is a worker with its own memory, and all are planned together; else one worker serves all
+        lanes of a worker group.
         """
-        if lane is not None:
-            self._placement.lose(lane)
-            lost_work.lose_lane(lane, self._state, self._flights)
-            return
-        self._placement.reset()
-        self._outputs.reset()
-        lost_work.lose_memory(self._state, self._flights)
+        return self.workers[0].lanes.has_worker_per_lane
 
-    def take_lane_back(self, lane: int) -> None:
-        """Mark a lost lane as served again, by a worker with empty memory."""
-        self._placement.take_back(lane)
+    @property
+    def num_workers(self) -> int:
+        """Workers, or groups of processes that act as one, each with its own memory."""
+        return self.workers[0].lanes.num_lanes if self.has_worker_per_lane else len(self.workers)
+
+    def worker_of(self, lane: int) -> int:
+        """Number of the worker that runs the plans of that lane."""
+        return lane if self.has_worker_per_lane else lane // self.workers[0].lanes.num_lanes
+
+    def reset_sequences_of_lost_worker(self, worker: int | None = None) -> None:
+        """Requeue all running sequences with their tokens, in order, after a worker lost its memory; drop its cached
+        prefixes.
+
+        `worker`: only that one is lost, of several. It gets no plan with work until `take_worker_back`, and its
+        sequences may continue on others. None: all workers lost their memory and are back.
+        """
+        if worker is None:
+            for each in reversed(self.workers):
+                each.lose_memory() if len(self.workers) == 1 else each.lose()
+                each.state.takes_work = True
+            self._worker_of_step.clear()
+        elif self.has_worker_per_lane:
+            self.workers[0].lose_lane(worker)
+        else:
+            assert len(self.workers) > 1, "lanes of one worker are lost together"
+            lost = self.workers[worker]
+            lost.lose()
+            self._worker_of_step = {step: each for step, each in self._worker_of_step.items() if each is not lost}
+
+    def take_worker_back(self, worker: int) -> None:
+        """Mark a lost worker, which has an empty memory, or a drained one as served again."""
+        if self.has_worker_per_lane:
+            self.workers[0].lanes.take_back(worker)
+        else:
+            self.workers[worker].state.takes_work = True
+
+    def drain_worker(self, worker: int) -> None:
+        """Start no more groups on a worker group, of which there must be several or which is to end; those that run there end."""
+        self.workers[worker].state.takes_work = False
+
+    def remove_worker(self, worker: int) -> None:
+        """Remove a worker group on which nothing runs; requests that only it could hold end when they are examined.
+
+        Its number stays free for one that is put there.
+        """
+        state = self.workers[worker].state
+        state.takes_work, state.is_gone = False, True
+
+    def send_back(self, worker: int) -> None:
+        """Requeue all groups of a worker group, which continue on others; what they generated is kept."""
+        self.workers[worker].send_back()
+
+    def has_work(self, worker: int) -> bool:
+        """True if a plan for that worker could have work, or something to forget."""
+        state = self.workers[worker].state
+        return not state.has_nothing or bool(state.left)
+
+    def runs_on(self, request: Request, worker: int) -> bool:
+        """True if a part of the request is bound to that worker."""
+        if self.has_worker_per_lane:
+            return any(group.lane == worker for group in request.groups)
+        return any(group.worker == worker and group.place in _BOUND for group in request.groups)
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while a block is in use.
@@ -293,21 +336,14 @@ class Scheduler:
         in flight are discarded; they are generated again and would otherwise be delivered twice.
         """
         if preempt_running:
-            self._state.fast_rows.dissolve()
-            lost_work.send_back([*self._state.running, *self._state.swapped], self._state, self._flights)
-        return self._state.cache.try_reset_prefixes()
-
-    # --- live changes ---------------------------------------------------------------------------------------------
-
-    def change(self, spec: PolicySpec, progress: Progress, outputs: OutputRules, phases: list[Phase]) -> None:
-        """Swap policy parts; `live_change` checks compatibility."""
-        self.spec, self._progress, self._outputs, self._phases = spec, progress, outputs, phases
-        self._repeatable, self._is_changed = _repeatable(phases), True
-
-    @property
-    def parts(self) -> list[object]:
-        """The parts that `change` replaces."""
-        return [self._progress, self._outputs, *self._phases]
+            for worker in reversed(self.workers):
+                worker.send_back()
+        caches = [worker.state.cache for worker in self.workers]
+        if any(cache.ledger.tables or cache.ledger.host_tables for cache in caches):
+            return False
+        for cache in caches:
+            cache.reset_prefixes()
+        return True
 
     @property
     def deadlines(self) -> Deadlines | None:
@@ -316,117 +352,78 @@ class Scheduler:
 
     # --- inspection ----------------------------------------------------------------------------------------------
 
+    @property
+    def ledger(self) -> Ledger:
+        """The block tables of all worker groups. Where there are several workers, block names contain the worker's number."""
+        ledgers = [worker.state.cache.ledger for worker in self.workers]
+        return ledgers[0] if len(ledgers) == 1 else PerRankLedger(ledgers)
+
     def block_tables(self) -> dict[str, list[str]]:
         """Block tables of all sequences that hold blocks, as `{"r0/0": ["g3", "c0"]}`."""
-        return self._state.cache.ledger.named_tables()
+        return self.ledger.named_tables()
 
     def pool_report(self) -> PoolReport:
         """Pool sizes and reference counts."""
-        return self._state.cache.ledger.report()
+        return self.ledger.report()
 
     def cached_blocks(self) -> list[str]:
         """Names of the free device blocks that hold a cached prefix."""
-        return self._state.cache.ledger.cached_blocks()
+        return self.ledger.cached_blocks()
 
     @property
     def pool_counts(self) -> tuple[PoolCounts, PoolCounts]:
-        """Counts of the device pool and of the host pool."""
-        return self._state.cache.ledger.counts()
+        """Counts of the device pool and of the host pool, over all workers."""
+        return self.ledger.counts()
 
     @property
     def queue_lengths(self) -> tuple[int, int, int]:
         """Number of waiting, running and swapped groups."""
-        return len(self._state.waiting), len(self._state.running), len(self._state.swapped)
+        states = self._shared.workers
+        return len(self._shared.waiting), sum(len(s.running) for s in states), sum(len(s.swapped) for s in states)
 
     def check_integrity(self) -> list[str]:
-        """Check the ledger's invariants; returns violations, empty if there are none."""
-        return integrity.check(self._state.cache.ledger)
+        """Check the ledgers' invariants; returns violations, empty if there are none."""
+        return [wrong for worker in self.workers for wrong in integrity.check(worker.state.cache.ledger)]
 
     def view(self) -> dict[str, Any]:
-        """Internal state of the policy's parts, by name: thresholds, slots, round-robin positions."""
-        return {name: value for part in self._views for name, value in part.view().items()}
+        """Internal state of the first worker group's parts, by name: thresholds, slots, round-robin positions."""
+        return {name: value for part in self.workers[0].views for name, value in part.view().items()}
 
     # --- internals -----------------------------------------------------------------------------------------------
 
-    def _plan(self, lane: int, now: float, *, is_last: bool) -> StepPlan:
-        builder = self._new_builder(now, lane)
-        builder.ended += self._outputs.before_plan(self._state)
-        builder.revoked, self._revoked = self._revoked, None
-        if builder.revoked is Revocation.REQUEST_WAITS:
-            self._state.pause_grants(now)
-        self._state.masks.begin_plan(self._state.running, self._state.fast_rows)
-        for phase in self._phases:
-            phase.run(self._state, builder)
-        if is_last:
-            self._end_what_is_stuck(builder)
-        return self._sealed(builder)
-
-    def _new_builder(self, now: float, lane: int) -> PlanBuilder:
-        limits = self._state.limits
-        self._state.journal.begin(self.step + 1, now)
-        builder = PlanBuilder(now, StepBudget(limits.max_num_batched_tokens, limits.max_num_seqs), lane)
-        builder.has_own_worker = self.has_worker_per_lane
-        return builder
-
-    def _sealed(self, builder: PlanBuilder) -> StepPlan:
-        """The finished plan, which is in flight from now on."""
-        if builder.entries or not builder.fast:  # rows of fast decode commit nothing
-            builder.commit(self._state)
-        self.step += 1
-        plan = builder.seal(self.step, self._state)
-        self._state.journal.step = self.step + 1
-        self._num_granted = plan.grant.num_steps if plan.grant is not None else self._num_granted
-        self._take_off(plan, builder)
+    def _noted(self, plan: StepPlan, worker: WorkerGroup) -> StepPlan:
+        self.step = plan.step
+        if not plan.is_empty:
+            self._worker_of_step[plan.step] = worker
         return plan
 
-    def _take_off(self, plan: StepPlan, builder: PlanBuilder) -> None:
-        for entry in builder.entries.values():
-            self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
-        is_empty = plan.is_empty
-        if builder.takes_lane or not is_empty:
-            self._placement.on_planned(plan.lane, plan.step)
-        if is_empty:
-            self._placement.on_result(plan.step)  # an empty plan has an empty result
-        else:
-            self._flights.take_off(plan, builder)
+    def _landed(self, step: int) -> WorkerGroup:
+        """The worker group that ran the step; the first one for steps without work."""
+        return self._worker_of_step.pop(step, self.workers[0])
 
-    def _end_what_is_stuck(self, builder: PlanBuilder) -> None:
-        """End the head of line when nothing runs and nothing can, so that the requests behind it are served.
+    def _planner(self, worker: int) -> WorkerGroup:
+        """What plans for that worker; one for all ranks."""
+        return self.workers[0 if self.has_worker_per_lane else worker]
 
-        A swapped group is first recomputed instead: if it was swapped out during its prefill, the rest of its
-        prompt must be computed in the step that swaps it in, and that may exceed the token budget of a step.
-        """
-        idle = self._state.requests and not (builder.entries or builder.fast or builder.ended or self._flights)
-        idle = bool(idle) and not self._state.is_warming_up
-        if self._state.masks.on_plan(is_empty=idle) or not self._state.guard.on_plan(is_empty=idle):
-            return
-        if self._state.swapped:
-            group = self._state.swapped.pop(0)
-            lost_work.restart(group, self._state)
-            builder.preempted.append((group.request.request_id, RECOMPUTE))
-        else:
-            group = next(iter(self._state.running), None) or self._state.waiting.peek()
-            builder.ended += self._state.retire_group(group, SequenceStatus.FINISHED_IGNORED, self._state.guard.why)
+    def _worker_of(self, group: Group) -> CoreState:
+        """The state of the worker group on which a group runs, or ran last."""
+        return self._shared.workers[group.worker]
 
     def _charge_masks(self, name: str, seconds: float) -> None:
         """Charge mask time to the sequence's group, and to its tenant as an equivalent number of tokens."""
         request_id, _, index = name.rpartition("/")
-        request = self._state.requests.get(request_id)
+        request = self._shared.requests.get(request_id)
         for group in request.groups if request else ():
             if any(sequence.index == int(index) for sequence in group.live):
-                self._state.masks.charge(group, seconds)
-                self._state.account.held_up(group, self._state.costs.now.tokens_in(seconds))
+                state = self._worker_of(group)
+                state.masks.charge(group, seconds)
+                state.account.held_up(group, state.costs.now.tokens_in(seconds))
 
     def _find(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")
-        request = self._state.requests.get(request_id)
+        request = self._shared.requests.get(request_id)
         for sequence in request.unfinished if request else ():
             if sequence.index == int(index):
-                self._state.fast_rows.leave(sequence.group)
+                self._worker_of(sequence.group).fast_rows.leave(sequence.group)
                 return sequence
         return None
-
-
-def _repeatable(phases: list[Phase]) -> list[RepeatablePhase]:
-    """The phases that can grant repetitions."""
-    return [phase for phase in phases if isinstance(phase, RepeatablePhase)]

@@ -1,8 +1,13 @@
-"""The state that phases work on: queues, cache, counters. Owned by the `Scheduler`."""
+"""The state that phases work on: queues, cache, counters. Owned by the `Scheduler`.
+
+A *worker group* is the processes that act as one worker, usually one. What all of them share is `SharedState`; each has a
+`CoreState` of its own, which phases see.
+"""
 
 from dataclasses import dataclass, field
 
 from block_manager.cache_rules import CacheRules
+from block_manager.hashing import HashChain
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.costs import CostBook
@@ -21,54 +26,139 @@ _GRANT_PAUSE_S = 2.0
 
 
 @dataclass(slots=True)
-class CoreState:
-    """All requests and the queues of their groups.
+class SharedState:
+    """What the worker groups of one scheduler share. A waiting group of sequences may start on any of them.
 
-    - `left`: sequences that the worker must still be told to forget, with their lanes.
-    - `on_worker`: names of sequences that the worker holds.
+    - `costs`: of work on a worker, measured last.
+    - `chains`: block hashes of the tokens of each sequence.
+    - `workers`: the states of all worker groups, by number.
+    - `num_turns`: groups that have a place in the rotation over worker groups.
+    - `ended`: sequences that ended between two plans, to be reported by the next one.
     - `finished`: requests that ended since the last plan.
     - `num_wide`: unfinished groups of several sequences.
-    - `max_total_tokens`: length at which a sequence ends.
     - `num_cumulative_preemptions`: over all plans so far.
     - `lengths`: observed output lengths.
-    - `costs`: of work on the worker.
-    - `masks`: groups that sit out steps because of mask time.
-    - `fast_rows`: the fast-decode rows.
-    - `num_started`: number of times a group entered the running queue.
-    - `num_lost_tokens`: computed tokens that preempted groups must recompute.
     - `is_warming_up`: set by `Scheduler.warm_up`.
     - `grants_from`: no decode steps are granted before that time.
     - `account`: service per tenant, under policies with tenant fairness.
     """
 
-    limits: CoreLimits
-    cache: CacheRules
     waiting: GroupQueue
-    max_total_tokens: int
-    guard: ProgressGuard
-    fast_rows: FastRows
+    costs: CostBook
     journal: WaitJournal = field(default_factory=WaitJournal)
     lengths: OutputLengths = field(default_factory=OutputLengths)
-    costs: CostBook = field(default_factory=CostBook)
-    masks: SlowMasks = field(default_factory=SlowMasks)
     account: ServiceAccount = field(default_factory=NoTenantAccounts)
-    running: list[Group] = field(default_factory=list)
-    swapped: list[Group] = field(default_factory=list)
+    workers: list["CoreState"] = field(default_factory=list)
+    chains: dict[str, HashChain] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
-    left: dict[str, int | None] = field(default_factory=dict)
-    on_worker: dict[str, None] = field(default_factory=dict)
+    ended: list[EndedSequence] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    num_turns: int = 0
     num_wide: int = 0
     num_cumulative_preemptions: int = 0
-    num_started: int = 0
-    num_lost_tokens: int = 0
     is_warming_up: bool = False
     grants_from: float = 0.0
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence that a worker group could hold; of the removed ones where all are."""
+        states = [state for state in self.workers if not state.is_gone] or self.workers
+        return max(state.cache.capacity_tokens for state in states)
+
+    def take_ended(self) -> list[EndedSequence]:
+        """Remove and return what is in `ended`."""
+        taken, self.ended = self.ended, []
+        return taken
+
+    def num_most_cached(self, sequence: Sequence) -> int:
+        """Tokens of the sequence's longest cached prefix on any worker group."""
+        return max(state.cache.num_cached_tokens(sequence) for state in self.workers)
+
+
+@dataclass(slots=True)
+class CoreState:
+    """The queues and the cache of one worker group, and through `shared` those of all.
+
+    - `number`: of the worker group. `costs`: of its work.
+    - `left`: sequences that the worker must still be told to forget, with their lanes.
+    - `on_worker`: names of sequences that the worker holds.
+    - `max_total_tokens`: length at which a sequence ends.
+    - `masks`: groups that sit out steps because of mask time.
+    - `fast_rows`: the fast-decode rows.
+    - `num_started`: number of times a group entered the running queue.
+    - `num_lost_tokens`: computed tokens that preempted groups must recompute.
+    - `takes_work`: False while the worker group is drained or lost: no waiting group starts on it. `is_gone`: it was removed.
+    - `queued_tokens`: cache of `parts/placement`; None after the running queue has changed.
+    """
+
+    limits: CoreLimits
+    cache: CacheRules
+    shared: SharedState
+    max_total_tokens: int
+    guard: ProgressGuard
+    fast_rows: FastRows
+    number: int = 0
+    costs: CostBook = field(default_factory=CostBook)
+    masks: SlowMasks = field(default_factory=SlowMasks)
+    running: list[Group] = field(default_factory=list)
+    swapped: list[Group] = field(default_factory=list)
+    left: dict[str, int | None] = field(default_factory=dict)
+    on_worker: dict[str, None] = field(default_factory=dict)
+    num_started: int = 0
+    num_lost_tokens: int = 0
+    takes_work: bool = True
+    is_gone: bool = False
+    queued_tokens: float | None = None
+
+    @property
+    def waiting(self) -> GroupQueue:
+        """The queue of groups that may start on any worker group."""
+        return self.shared.waiting
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        """All unfinished requests, by id."""
+        return self.shared.requests
+
+    @property
+    def journal(self) -> WaitJournal:
+        """Reasons for which groups wait."""
+        return self.shared.journal
+
+    @property
+    def lengths(self) -> OutputLengths:
+        """Observed output lengths."""
+        return self.shared.lengths
+
+    @property
+    def account(self) -> ServiceAccount:
+        """Service per tenant."""
+        return self.shared.account
+
+    @property
+    def is_warming_up(self) -> bool:
+        """True while the workers warm up."""
+        return self.shared.is_warming_up
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no group runs here or waits on the host."""
+        return not (self.running or self.swapped)
+
+    @property
+    def has_nothing(self) -> bool:
+        """True if no group runs here, waits on the host or waits to start."""
+        return self.is_idle and not len(self.waiting)
+
+    @property
+    def is_largest(self) -> bool:
+        """True if no other worker group, lost ones included, has room for a longer sequence."""
+        return self.cache.capacity_tokens >= self.shared.most_tokens
+
+    @property
     def num_running_seqs(self) -> int:
         """Sequences that the running groups have or will have."""
-        return sum(group.max_num_running_seqs for group in self.running) if self.num_wide else len(self.running)
+        return sum(group.max_num_running_seqs for group in self.running) if self.shared.num_wide else len(self.running)
 
     def take_out(self, group: Group) -> None:
         """Remove a group from its queue."""
@@ -87,7 +177,8 @@ class CoreState:
 
     def start(self, group: Group, now: float) -> None:
         """Mark a waiting group that was given blocks as running. The caller appends it to `running`."""
-        group.place = QueueKind.RUNNING
+        group.place, group.worker, group.passed_at = QueueKind.RUNNING, self.number, None
+        group.is_paused = False  # which the masks of another worker group may have set
         group.ticket = self.num_started
         self.num_started += 1
         live = group.live
@@ -95,14 +186,14 @@ class CoreState:
             sequence.status = SequenceStatus.RUNNING
         if group.request.first_scheduled_time is None:
             group.request.first_scheduled_time = now
-            if now < self.grants_from:
+            if now < self.shared.grants_from:
                 self.pause_grants(now)
         self.account.started(group)
         self.journal.runs(group, live[0].num_computed_tokens)
 
     def pause_grants(self, now: float) -> None:
         """Grant no decode steps until no request has joined for a while: the last one waited for a revocation."""
-        self.grants_from = now + _GRANT_PAUSE_S
+        self.shared.grants_from = now + _GRANT_PAUSE_S
 
     def shortage(self, need: int) -> Numbers:
         """The numbers of NEED_BLOCKS: blocks needed, free, and kept free by the watermark."""
@@ -132,10 +223,10 @@ class CoreState:
             self.take_out(group)
             self.account.ended(group)
             self.journal.ended(group, status)
-            self.num_wide -= group.width > 1
+            self.shared.num_wide -= group.width > 1
             done = request.is_finished
         if done and self.requests.pop(request.request_id, None) is not None:
-            self.finished.append(request.request_id)
+            self.shared.finished.append(request.request_id)
         return EndedSequence(
             name=sequence.name,
             request_id=request.request_id,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from protos.common.v1 import common_pb2
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.composition import live_change
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.loop import policy_change
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
-from scheduler_svc.observe.recording.recorder import AnyCore
+from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
 from scheduler_svc.policy.choice import PolicyChoice, WorkerSize
-from scheduler_svc.workers.cache_agreement import CacheCounts, least
+from scheduler_svc.workers.cache_agreement import CacheCounts, least, most
 from scheduler_svc.workers.link import OwnedStream
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """What a core is built for: the model of all workers, and the cache blocks that each has (the least of each count).
+    """What a core is built for: the model of all workers, and the most cache blocks that one of them has; of ranks the least.
 
     `compute_beside_us`: the workers compute on the CPU and compete with the services for cores.
     """
@@ -32,10 +33,11 @@ class Workers:
     compute_beside_us: bool
 
     @classmethod
-    def of(cls, owned: Sequence[OwnedStream]) -> "Workers":
+    def of(cls, owned: Sequence[OwnedStream], *, are_ranks: bool) -> "Workers":
         """Common properties of these workers."""
         on_cpu = any(each.device == _CPU for each in owned)
-        return cls(owned[0].limits, owned[0].bundle, least([each.cache for each in owned]), on_cpu)
+        cache = (least if are_ranks else most)([each.cache for each in owned])
+        return cls(owned[0].limits, owned[0].bundle, cache, on_cpu)
 
     @property
     def size(self) -> WorkerSize:
@@ -48,6 +50,11 @@ class Workers:
             self.limits.max_model_len,
             self.limits.sliding_window,
         )
+
+
+def pool_of(owned: OwnedStream) -> PoolSize:
+    """The blocks of a worker."""
+    return PoolSize(owned.cache.num_gpu_blocks, owned.cache.num_cpu_blocks)
 
 
 class CoreKeeper:
@@ -69,22 +76,52 @@ class CoreKeeper:
         self._grants = grants
         self._last_step = 0
 
-    def build(self, owned: Sequence[OwnedStream]) -> AnyCore:
-        """Build a new core for these workers; it replaces the previous one."""
+    def build(self, owned: Sequence[OwnedStream | None]) -> AnyCore:
+        """Build a new core for these workers; it replaces the previous one. None: a worker that has not connected yet."""
         step = self.core.step if self.core is not None else self._last_step
-        workers = Workers.of(owned)
+        here = [each for each in owned if each is not None]
+        workers = Workers.of(here, are_ranks=self.has_ranks)
         self.overlaps = not workers.compute_beside_us if self._overlap is None else self._overlap
         choice = self._choice.for_model(workers.size)
-        core = choice.build(self._limits(choice, workers), rename=self._record_buffer.rename)
+        pools = [] if choice.has_ranks else [pool_of(each or here[0]) for each in owned]
+        core = choice.build(self._limits(choice, workers), pools, rename=self._record_buffer.rename)
         about = {
             "model_digest": workers.limits.model_digest,
-            "worker": ",".join(each.worker_boot_id for each in owned),
-            "epoch": owned[0].epoch,
+            "worker": ",".join(each.worker_boot_id for each in here),
+            "epoch": here[0].epoch,
             "max_under_way": None if self.overlaps and not core.has_worker_per_lane else 1,
         }
         self.core = self._record_buffer.record(core, time.monotonic, about)
         self.core.step = step
+        for number, each in enumerate(owned):
+            if each is None:
+                core.drain_worker(number)
         return self.core
+
+    def join(self, number: int, owned: OwnedStream, workers: Workers) -> None:
+        """Serve a worker with an empty memory in the core in use. `workers`: all that are connected, this one included."""
+        self._put(number, pool_of(owned), workers)
+
+    def _put(self, number: int, pool: PoolSize, workers: Workers | None) -> None:
+        assert self.core is not None
+        limits = self.core.limits
+        if workers is not None:
+            limits = self._limits(self._choice.for_model(workers.size), workers)
+        if isinstance(self.core, RecordingCore):
+            self.core.put_worker(number, pool, limits, self._record_buffer.rename)
+        else:
+            live_change.put_worker(self.core, number, pool, limits)
+
+    def expect(self, number: int) -> None:
+        """Give a worker that has not connected yet its place in the core in use."""
+        assert self.core is not None
+        self._put(number, PoolSize(2), None)
+        self.core.drain_worker(number)
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if all workers are ranks, which run in lockstep and have equal pools."""
+        return self._choice.has_ranks
 
     def _limits(self, choice: PolicyChoice, workers: Workers) -> CoreLimits:
         limits = choice.core_limits(workers.size)

@@ -1,8 +1,9 @@
 """Connecting and losing workers: for which of them the core is built, and what becomes of a lost worker's sequences.
 
 A worker that reconnects in its epoch continues with the state it holds. Otherwise its sequences are requeued
-with their tokens. If the core has one worker per lane and another worker is connected, they are requeued
-without waiting for the reconnect.
+with their tokens. If another worker is connected, they are requeued without waiting for the reconnect.
+
+The core is built when the first worker is connected, and others join it; ranks, which run in lockstep, are waited for.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
 from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.workers.lane import WorkerLane
-from scheduler_svc.workers.link import WorkerLostError
-from svc_common.errors import Unavailable
+from scheduler_svc.workers.link import OwnedStream, WorkerLostError
+from scheduler_svc.workers.roster import WorkerRoster
+from svc_common.errors import FailedPrecondition, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +35,14 @@ class LaneKeeper:
 
     def __init__(
         self,
-        lanes: Sequence[WorkerLane],
+        roster: WorkerRoster,
         keeper: CoreKeeper,
         book: RequestBook,
         intake: LoopIntake,
         steps: StepNotifier,
         readiness: Readiness,
     ) -> None:
-        self.lanes = list(lanes)
+        self.lanes = roster.lanes
         self.here: list[WorkerLane] = []
         self.workers: Workers | None = None
         self.news = asyncio.Event()
@@ -49,8 +51,13 @@ class LaneKeeper:
         self._intake = intake
         self._steps = steps
         self._readiness = readiness
-        for lane in self.lanes:
-            lane.listen(self.on_news)
+        self._roster = roster
+        roster.listen(self.on_news)
+
+    @property
+    def num_wanted(self) -> int:
+        """Number of workers, connected or not."""
+        return len(self._roster.wanted)
 
     def on_news(self) -> None:
         """Signal that a lane has something to take."""
@@ -65,15 +72,48 @@ class LaneKeeper:
     # --- connecting -----------------------------------------------------------------------------------------------
 
     async def meet(self) -> None:
-        """Adopt workers that connected, give up those that stay away, and build the core once all are connected."""
-        if len(self.here) < len(self.lanes):
+        """Adopt workers that connected, give up those that stay away, and build the core once one is connected, or all ranks."""
+        self._follow()
+        if len(self.here) < len(self._roster.wanted):
             await self._attach()
             self._hand_over()
         if self._keeper.core is None:
             self._build()
 
+    def _follow(self) -> None:
+        """Take up new addresses of workers, and remove the lanes to those that vanished: connected ones when they are empty."""
+        core = self._keeper.core
+        for lane in self._roster.follow():
+            if core is not None:
+                self._keeper.expect(lane.number)
+        for lane in self._roster.vanished():
+            if lane.is_here and not self._is_empty(lane):
+                if core is not None and not lane.is_draining and self._is_spared(lane):
+                    lane.is_draining = True
+                    core.drain_worker(lane.number)
+                continue
+            self._remove(lane)
+
+    def _is_empty(self, lane: WorkerLane) -> bool:
+        core = self._keeper.core
+        return not lane.in_flight and (core is None or (lane.is_draining and core.states[lane.number].is_idle))
+
+    def _is_spared(self, lane: WorkerLane) -> bool:
+        """True if another worker could take its requests."""
+        return any(other.is_here and not other.is_draining for other in self.lanes if other is not lane)
+
+    def _remove(self, lane: WorkerLane) -> None:
+        """Requeue what is left on the worker, and end the connection."""
+        log.info("the worker at %s is not among the addresses any more", lane.address)
+        lane.renew()
+        self._let_go(lane)
+        self._look()
+        lane.is_gone, lane.is_draining = True, False
+        if self._keeper.core is not None:
+            self._keeper.core.remove_worker(lane.number)
+
     async def _attach(self) -> None:
-        for lane in self.lanes:
+        for lane in self._roster.wanted:
             lane.attach()
             owned = lane.take_ownership()
             if owned is not None:
@@ -99,38 +139,53 @@ class LaneKeeper:
             self.show_ready()
 
     def _begin(self, lane: WorkerLane) -> None:
-        """Begin a new epoch with a worker that holds no rows. Discard the core if models or block counts no longer match it."""
+        """Begin a new epoch with a worker that holds no rows. Discard the core if models, or ranks' blocks, no longer match it."""
         self._let_go(lane)
-        if self._keeper.core is None:
+        core = self._keeper.core
+        if core is None:
             return
-        if not self._are_alike():
+        lanes = self.lanes if core.has_worker_per_lane else self.here
+        now = self._workers_of([each.owned for each in lanes if each.owned is not None])
+        if (
+            self.workers is None
+            or now.limits != self.workers.limits
+            or (core.has_worker_per_lane and not self._fits(now))
+        ):
             self._keeper.discard()
             return
-        assert self.workers is not None
+        if core.has_worker_per_lane:
+            core.take_worker_back(lane.number)
+        else:
+            assert lane.owned is not None
+            self._keeper.join(lane.number, lane.owned, now)
+            if lane.is_draining:
+                core.drain_worker(lane.number)
+            self.workers = now
         lane.begin(self._keeper.most_rows(self.workers))
-        if self._keeper.core.has_worker_per_lane:
-            self._keeper.core.take_lane_back(lane.number)
 
-    def _are_alike(self) -> bool:
-        """True if the connected workers have the blocks and the model that the core was built for."""
-        now = Workers.of([lane.owned for lane in self.lanes if lane.owned is not None])
-        return self.workers is not None and (now.cache, now.limits) == (self.workers.cache, self.workers.limits)
+    def _workers_of(self, owned: Sequence[OwnedStream]) -> Workers:
+        return Workers.of(owned, are_ranks=self._keeper.has_ranks)
+
+    def _fits(self, now: Workers) -> bool:
+        """True if the workers have the blocks that the core was built for."""
+        return self.workers is not None and now.cache == self.workers.cache
 
     def _build(self) -> None:
-        """Build a core for all workers once all are connected; live requests enter it as if new, with their tokens."""
+        """Build a core for the connected workers; live requests enter it as if new, with their tokens."""
         for lane in self.here:
             if not lane.is_fresh:
                 self._let_go(lane)
                 lane.renew()
         self._look()
-        owned = [lane.owned for lane in self.here if lane.owned is not None]
-        if len(owned) < len(self.lanes):
+        owned = [lane.owned if lane.is_here else None for lane in self.lanes]
+        here = [each for each in owned if each is not None]
+        if len(here) < (len(self.lanes) if self._keeper.has_ranks else 1):
             return
-        before, self.workers = self.workers, Workers.of(owned)
+        before, self.workers = self.workers, self._workers_of(here)
         self._steps.policy = self._keeper.build(owned).policy
         for live in self._book.live():
             self._move(live, before, self.workers)
-        for lane in self.lanes:
+        for lane in self.here:
             lane.begin(self._keeper.most_rows(self.workers))
         self.show_ready()
 
@@ -140,6 +195,42 @@ class LaneKeeper:
             self._book.fail(live, Unavailable("the worker came back with another model", reason="MODEL_CHANGED"))
         else:
             self._book.back_to_pending(live)
+
+    # --- draining -------------------------------------------------------------------------------------------------
+
+    def drain(self, address: str, *, undo: bool, move: bool) -> int:
+        """See `StepLoop.drain_worker`."""
+        lane = next((lane for lane in self._roster.wanted if lane.address == address), None)
+        if lane is None:
+            known = ", ".join(each.address for each in self._roster.wanted)
+            raise NotFound(f"there is no worker at {address}; there are: {known}", reason="UNKNOWN_WORKER")
+        if not undo:
+            self._check_drain(lane)
+        lane.is_draining = not undo
+        core = self._keeper.core
+        if core is None:
+            return 0
+        if undo and lane.is_here:
+            core.take_worker_back(lane.number)
+        elif not undo:
+            core.drain_worker(lane.number)
+            if move:
+                core.send_back(lane.number)
+        self.on_news()
+        state = core.states[lane.number]
+        return len(state.running) + len(state.swapped)
+
+    def _check_drain(self, lane: WorkerLane) -> None:
+        if self._keeper.has_ranks:
+            raise FailedPrecondition(
+                "the workers are ranks that run in lockstep, and none can be drained alone; `quire drain` drains the scheduler",
+                reason="WORKERS_ARE_RANKS",
+            )
+        if not self._is_spared(lane):
+            raise FailedPrecondition(
+                f"no other worker could take the requests of {lane.address}; start one, or drain the scheduler: `quire drain`",
+                reason="LAST_WORKER",
+            )
 
     # --- losing ---------------------------------------------------------------------------------------------------
 
@@ -162,10 +253,10 @@ class LaneKeeper:
         self._readiness.stop()
 
     def _hand_over(self) -> None:
-        """Requeue the sequences of workers that stay away, so that other lanes' workers continue them."""
-        if self._keeper.core is None or not self._keeper.core.has_worker_per_lane or not self.here:
+        """Requeue the sequences of workers that stay away, so that other workers continue them."""
+        if self._keeper.core is None or self._keeper.core.num_workers == 1 or not self.here:
             return
-        for lane in self.lanes:
+        for lane in self._roster.wanted:
             if not (lane.is_here or lane.is_void) and lane.seconds >= _RETURN_S:
                 log.warning("worker %s does not come back at once: its sequences go on elsewhere", lane.address)
                 lane.renew()
@@ -183,15 +274,14 @@ class LaneKeeper:
                 self._book.fail(live, _poisonous(live))
         lane.empty()
         if self._keeper.core is not None:
-            lost_lane = lane.number if self._keeper.core.has_worker_per_lane else None
-            self._keeper.core.reset_sequences_of_lost_worker(lost_lane)
+            lost = lane.number if self._keeper.core.num_workers > 1 else None
+            self._keeper.core.reset_sequences_of_lost_worker(lost)
 
     def _runs_on(self, live: LiveRequest, lane: WorkerLane) -> bool:
         if live.place is not RequestStage.IN_CORE:
             return False
-        if self._keeper.core is None or not self._keeper.core.has_worker_per_lane or live.request is None:
-            return True
-        return any(group.lane == lane.number for group in live.request.groups)
+        core = self._keeper.core
+        return core is None or core.num_workers == 1 or live.request is None or core.runs_on(live.request, lane.number)
 
 
 def _poisonous(live: LiveRequest) -> Unavailable:

@@ -29,7 +29,7 @@ def change(core: AnyCore, profiled: CoreLimits, spec: PolicySpec, limits: CoreLi
                 reason="FIXED_AT_START",
                 metadata={"field": name},
             )
-    changes = [*_differences(core.spec, spec), *_differences(core.state.limits, limits)]
+    changes = [*_differences(core.spec, spec), *_differences(core.limits, limits)]
     if isinstance(core, RecordingCore):
         core.reconfigure(spec, limits)
     else:

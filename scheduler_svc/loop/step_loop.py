@@ -6,8 +6,8 @@ what announce and settle do; `intake` takes the inputs; `lane_keeper` handles wo
 A worker that was granted steps (`core/policies/mixed/decode_grants`) begins the next one by itself, which its result says;
 the plan of that step is made at once, and is not sent. Inputs meanwhile may revoke the grant.
 
-If each lane has its own worker, all ranks are planned for together once all are done, as Chitu's collector does;
-a rank without work gets no message and no step in the log. Results are taken in the order of arrival.
+Each worker group is planned when it is free. Ranks are planned for together once all are done, as Chitu's collector does;
+one without work gets no message and no step in the log. Results are taken in the order of arrival.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_values import RowSampling, WorkerResult
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLostError
+from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.clock import NS_PER_S, monotonic_ns
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ _BUG_PAUSE_S = 0.1
 
 
 class StepLoop:
-    """Runs until cancelled. Reads and writes `book` and `readiness`. `lanes`: to all workers; `steps`: the observers.
+    """Runs until cancelled. Reads and writes `book` and `readiness`. `roster`: the lanes to all workers; `steps`: the observers.
 
     `adapter_id(name)`: id of a loaded adapter; raises NotFound.
     """
@@ -53,7 +54,7 @@ class StepLoop:
         self,
         settings: SchedulerSettings,
         choice: PolicyChoice,
-        lanes: Sequence[WorkerLane],
+        roster: WorkerRoster,
         book: RequestBook,
         steps: StepNotifier,
         readiness: Readiness,
@@ -66,7 +67,7 @@ class StepLoop:
         self._readiness = readiness
         self._settling = StepSettling(book, steps)
         self._intake = LoopIntake(book, adapter_id)
-        self._lanes = LaneKeeper(lanes, self._keeper, book, self._intake, steps, readiness)
+        self._lanes = LaneKeeper(roster, self._keeper, book, self._intake, steps, readiness)
         self._pipelining = StepPipelining(self._keeper, self._lanes)
         self._alarm = Alarm(self._lanes.on_news)
         self._unserved_since_ns: int | None = None
@@ -94,6 +95,13 @@ class StepLoop:
         """
         return self._keeper.change_policy(settings, self._lanes.workers)
 
+    def drain_worker(self, address: str, *, undo: bool, move: bool) -> int:
+        """Start no more requests on the worker at that address, or `undo` that; `move`: those on it continue on others.
+
+        Returns how many groups are left there. Raises NotFound, and FailedPrecondition for ranks and for the last worker.
+        """
+        return self._lanes.drain(address, undo=undo, move=move)
+
     async def _turn(self) -> None:
         self._intake.take_ends(self._keeper.core)
         await self._lanes.meet()
@@ -106,10 +114,10 @@ class StepLoop:
         self._intake.take_requests(core, workers.limits)
         went_out = await self._dispatch()
         busy = self._pipelining.busy()
-        if busy and core.has_grant:
-            await self._watch_grant(core, busy[0])
-        elif busy and not (went_out and self._pipelining.has_room()):
-            await self._settle_some(busy)
+        if went_out and self._pipelining.ready():
+            return
+        if busy:
+            await self._wait_for(core, busy)
         elif not went_out:
             await self._idle(_BLOCKED_S if self._pipelining.has_work() else None)
 
@@ -117,28 +125,31 @@ class StepLoop:
 
     async def _dispatch(self) -> bool:
         """Plan and send, if there is work and room; True if anything was sent."""
-        if not self._pipelining.has_work() or not self._pipelining.has_room():
+        if not self._pipelining.has_work():
             return False
-        planned = self._plan()
-        for lane, plan in planned:
-            try:
-                await lane.send(plan, self._sampling)
-            except WorkerLostError as error:
-                self._lanes.lose(lane, error)
-        return bool(planned)
+        went_out = False
+        for worker in self._pipelining.ready():
+            for lane, plan in self._plan(worker):
+                went_out = True
+                try:
+                    await lane.send(plan, self._sampling)
+                except WorkerLostError as error:
+                    self._lanes.lose(lane, error)
+        return went_out
 
-    def _plan(self) -> list[tuple[WorkerLane, StepPlan]]:
-        """Make plans and pass them to observers and requests. Returns those to send, each with the lane to its worker.
+    def _plan(self, worker: int | None) -> list[tuple[WorkerLane, StepPlan]]:
+        """Make plans for a worker, or all ranks, and pass them to observers and requests. Returns those to send, each with
+        the lane to its worker.
 
         A plan without work is sent if it lets the worker drop rows.
         """
         core, planned = self._keeper.core, []
         assert core is not None
         began_ns = monotonic_ns()
-        plans = core.schedule(began_ns / NS_PER_S)
+        plans = core.schedule(began_ns / NS_PER_S, worker)
         took_ns = monotonic_ns() - began_ns
         for plan in plans:
-            lane = self._lanes.lanes[plan.lane if core.has_worker_per_lane else 0]
+            lane = self._lanes.lanes[core.worker_of(plan.lane)]
             self._announce(core, plan, lane, began_ns, took_ns)
             if plan.left or not plan.is_empty:
                 planned.append((lane, plan))
@@ -152,7 +163,7 @@ class StepLoop:
             step_id=lane.planner.last_step_id + 1,
             worker=lane.number,
             worker_id=lane.boot_id,
-            rank=plan.lane if core.has_worker_per_lane else None,
+            rank=lane.number if core.num_workers > 1 else None,
         )
         self._settling.announce(core, plan, origin)
 
@@ -164,31 +175,34 @@ class StepLoop:
 
     # --- granted steps --------------------------------------------------------------------------------------------
 
-    async def _watch_grant(self, core: AnyCore, lane: WorkerLane) -> None:
-        """Wait for a result of granted steps or for an input. Revoke the grant if something else is to be planned."""
-        if core.wants_step_back:
-            core.revoke()
-            try:
-                await lane.revoke()
-            except WorkerLostError as error:
-                self._lanes.lose(lane, error)
-                return
-        await self._idle(max(0.0, lane.patience_left_s()))
+    async def _revoke_grants(self, core: AnyCore, busy: list[WorkerLane]) -> None:
+        """Revoke the grants of those workers for which something else is to be planned."""
+        for lane in busy:
+            if core.wants_step_back(lane.number):
+                core.revoke(lane.number)
+                try:
+                    await lane.revoke()
+                except WorkerLostError as error:
+                    self._lanes.lose(lane, error)
 
     def _follow(self, lane: WorkerLane) -> None:
         """Plan the granted step that the worker has begun."""
         core, began_ns = self._keeper.core, monotonic_ns()
         assert core is not None
-        plan = core.repeat(began_ns / NS_PER_S)
+        plan = core.repeat(began_ns / NS_PER_S, lane.number)
         self._announce(core, plan, lane, began_ns, monotonic_ns() - began_ns)
         lane.follow(plan)
 
     # --- taking results -------------------------------------------------------------------------------------------
 
-    async def _settle_some(self, busy: list[WorkerLane]) -> None:
-        """Wait for results of those workers and take the oldest of each that has one."""
-        left_s = min(map(WorkerLane.patience_left_s, busy))
-        self._alarm.within(self._at_most(max(0.0, left_s)))
+    async def _wait_for(self, core: AnyCore, busy: list[WorkerLane]) -> None:
+        """Wait for results of those workers, or an input where it matters, and take the oldest result of each that has one."""
+        await self._revoke_grants(core, busy)
+        left_s = max(0.0, min(map(WorkerLane.patience_left_s, busy)))
+        if self._pipelining.reads_inputs():
+            await self._idle(left_s)
+            return
+        self._alarm.within(self._at_most(left_s))
         await self._lanes.news.wait()
         self._sweep()
 
@@ -231,7 +245,7 @@ class StepLoop:
     def _at_most(self, seconds: float | None) -> float | None:
         """Cap a wait while one of several workers is away or busy, so that slow workers are noticed."""
         if len(self._lanes.lanes) == 1 or not (
-            self._pipelining.busy() or len(self._lanes.here) < len(self._lanes.lanes)
+            self._pipelining.busy() or len(self._lanes.here) < self._lanes.num_wanted
         ):
             return seconds
         return _CHECK_S if seconds is None else min(seconds, _CHECK_S)

@@ -34,20 +34,32 @@ class StepPipelining:
         assert self._keeper.core is not None
         return self._keeper.core.has_unfinished or any(lane.planner.num_rows for lane in self._lanes.lanes)
 
-    def busy(self) -> list[WorkerLane]:
-        """Lanes to connected workers with a plan in flight."""
-        return [lane for lane in self._lanes.here if lane.in_flight]
-
-    def has_room(self) -> bool:
-        """True if another plan may be sent before a result is read. Filling the pipeline takes precedence over reading results.
+    def ready(self) -> list[int | None]:
+        """Workers for which a plan may be made and sent before a result is read; None: for all ranks together.
 
         Ranks are planned for when all are done, so that steps which drifted apart run together again; a slow
         rank is not waited for.
         """
-        assert self._keeper.core is not None
-        here = self._lanes.here
-        if self._keeper.core.has_worker_per_lane:
+        core, here = self._keeper.core, self._lanes.here
+        assert core is not None
+        if core.has_worker_per_lane:
             busy = self.busy()
-            return len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy)
-        num_in_flight = len(here[0].in_flight)
-        return not num_in_flight or (self._keeper.overlaps and num_in_flight < self._keeper.core.depth)
+            return [None] if len(busy) < len(here) and all(lane.seconds >= _SLOW_S for lane in busy) else []
+        depth = core.depth if self._keeper.overlaps else 1
+        return [lane.number for lane in here if len(lane.in_flight) < depth and self._has_work_for(lane)]
+
+    def _has_work_for(self, lane: WorkerLane) -> bool:
+        assert self._keeper.core is not None
+        return len(self._lanes.lanes) == 1 or self._keeper.core.has_work(lane.number) or lane.planner.num_rows > 0
+
+    def reads_inputs(self) -> bool:
+        """True if inputs matter before the next result: a worker has nothing in flight, or was granted steps."""
+        core, here = self._keeper.core, self._lanes.here
+        assert core is not None
+        if core.has_worker_per_lane:
+            return False
+        return any(not lane.in_flight or core.has_grant(lane.number) for lane in here)
+
+    def busy(self) -> list[WorkerLane]:
+        """Lanes to connected workers with a plan in flight."""
+        return [lane for lane in self._lanes.here if lane.in_flight]

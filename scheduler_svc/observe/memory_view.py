@@ -1,5 +1,9 @@
 """Memory report of a scheduler core: paged use and what contiguous allocation would need (`block_manager`)."""
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
 from block_manager import contiguous
 from block_manager.contiguous import ContiguousDemand, ContiguousRequest
 from block_manager.memory_report import HeldSequence, MemoryReport, PagedMemory, paged_memory
@@ -7,29 +11,34 @@ from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
 
 
-def memory_report(state: CoreState) -> MemoryReport:
-    """Current device memory use, compared with contiguous allocation in a memory of the same size.
+def memory_report(states: Sequence[CoreState]) -> MemoryReport:
+    """Current device memory use of all worker groups, compared with contiguous allocation in a memory of the same size.
 
     The final length of live sequences is unknown, so contiguous `reserved` is all room up to prompt +
     max_tokens (at most max_model_len) and `internal` only the rounding. Swapped groups wait there as they do
     here.
     """
-    ledger = state.cache.ledger
-    groups = [group for request in state.requests.values() for group in request.groups if not group.is_finished]
-    tenants = [_tenant(state, group) for group in groups if group.place is QueueKind.RUNNING]
-    waiting = [_demand(state, group) for group in groups if group.place is not QueueKind.RUNNING]
-    num_slots = ledger.gpu.num_usable * ledger.block_size
-    return MemoryReport(paged(state), contiguous.place(tenants, waiting, num_slots))
+    requests = states[0].requests.values()
+    groups = [group for request in requests for group in request.groups if not group.is_finished]
+    tenants = [_tenant(states[group.worker], group) for group in groups if group.place is QueueKind.RUNNING]
+    waiting = [_demand(states[group.worker], group) for group in groups if group.place is not QueueKind.RUNNING]
+    num_slots = sum(state.cache.ledger.gpu.num_usable * state.cache.ledger.block_size for state in states)
+    return MemoryReport(paged(states), contiguous.place(tenants, waiting, num_slots))
 
 
-def paged(state: CoreState) -> PagedMemory:
+def paged(states: Sequence[CoreState]) -> PagedMemory:
     """Paged use only, from the device block tables."""
+    return reduce(add, map(_paged, states))
+
+
+def _paged(state: CoreState) -> PagedMemory:
     ledger = state.cache.ledger
-    held = []
-    for request in state.requests.values():
-        for sequence in request.unfinished:
-            blocks = ledger.tables.get(sequence.name, ())
-            held.append(HeldSequence(blocks, sequence.num_tokens + sequence.num_placeholders))
+    held = [
+        HeldSequence(ledger.tables[sequence.name], sequence.num_tokens + sequence.num_placeholders)
+        for request in state.requests.values()
+        for sequence in request.unfinished
+        if sequence.name in ledger.tables
+    ]
     return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved)
 
 

@@ -32,8 +32,8 @@ class RunObserver(StepObserver):
     def on_ended(self, ended: list[EndedSequence], cause: EndCause) -> None:
         """Sequences ended outside a step. With a stop string, only the tokens that they have left count."""
 
-    def on_worker_lost(self, lane: int | None) -> None:
-        """The worker's memory was lost, and plans in flight have no results; `lane`: only that lane's worker."""
+    def on_worker_lost(self, worker: int | None) -> None:
+        """The worker's memory was lost, and plans in flight have no results; `worker`: only that one's."""
 
 
 class RunNotifier(StepNotifier):
@@ -77,8 +77,9 @@ class RunNotifier(StepNotifier):
             self.policy = core.policy
             if not self._has_tables or plan.swap_in or plan.swap_out or plan.copy:
                 self._has_tables, tables = True, core.block_tables()
-        rank = plan.lane if core.has_worker_per_lane else None
-        self.planned(plan, StepOrigin(planned_ns=self._clock_ns(), worker=plan.lane, rank=rank), tables)
+        worker = core.worker_of(plan.lane)
+        rank = worker if core.num_workers > 1 else None
+        self.planned(plan, StepOrigin(planned_ns=self._clock_ns(), worker=worker, rank=rank), tables)
         self.announced(plan)
 
     def answered(self, plan: StepPlan, result: StepResult, error: str | None, outcome: StepOutcome) -> None:
@@ -96,9 +97,9 @@ class RunNotifier(StepNotifier):
         )
         self.returned(plan, answer, outcome)
 
-    def lost(self, lane: int | None) -> None:
-        """The worker of that lane, or of all, was lost."""
-        self.lost_worker((), [step for step, record in self._open.items() if lane in (None, record.plan.lane)])
+    def lost(self, worker: int | None) -> None:
+        """That worker, or all, were lost."""
+        self.lost_worker((), [step for step, record in self._open.items() if worker in (None, record.origin.worker)])
         self._has_tables = False
         for observer in self._observers:
-            observer.on_worker_lost(lane)
+            observer.on_worker_lost(worker)

@@ -26,7 +26,7 @@ from scheduler_svc.policy.keys import (
     limit_names,
 )
 from scheduler_svc.policy.lanes import lane_phases, lanes_for
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
 from svc_common.errors import ConfigError
 
 # The service's default, because requests carry priorities. Recordings of reference schedulers name `fcfs` explicitly.
@@ -48,6 +48,9 @@ def policy_of(settings: SchedulerSettings, spelled: Spelling = str) -> PolicyCho
         num_workers=max(1, len(settings.workers)),
     )
     choice.check()
+    named = next((worker for worker in settings.workers if worker.startswith(DNS_SCHEME)), None)
+    if choice.has_ranks and named is not None:
+        raise bad(f"--worker {named}", f"policy {choice.spec.name} has a rank for each worker; give their addresses")
     return choice
 
 

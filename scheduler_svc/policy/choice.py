@@ -3,14 +3,14 @@
 `policy.assembly` builds it from names, files and single keys.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.policies.chitu.scorers import DECODE_ONLY, PREFILL_ONLY, words_of
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.abilities import SETTINGS, lack, offered, unread_settings
@@ -142,9 +142,14 @@ class PolicyChoice:
             return self
         return replace(self, spec=replace(self.spec, sliding_window=worker.sliding_window))
 
-    def build(self, limits: CoreLimits, rename: HashRename | None = None) -> Scheduler:
-        """Build the core. `rename`: as in `presets.build`."""
-        return presets.build(self.spec, limits, rename=rename)
+    @property
+    def has_ranks(self) -> bool:
+        """True if workers are ranks, which are planned together, and not worker groups, which are planned one by one."""
+        return self.spec.has("ranks")
+
+    def build(self, limits: CoreLimits, pools: Sequence[PoolSize] = (), rename: HashRename | None = None) -> Scheduler:
+        """Build the core. `pools`, `rename`: as in `presets.build`."""
+        return presets.build(self.spec, limits, pools=pools, rename=rename)
 
     def changed(self, sets: Iterable[str], option: str) -> "PolicyChoice":
         """The choice with other values for keys that a running core can change.

@@ -50,12 +50,6 @@ def lanes_for(
     wanted = given.get("dp_size")
     has_ranks = base.has("ranks") if wanted is None else wanted.value > 1 or num_workers > 1
     if not has_ranks or not base.schedules_tasks:
-        if num_workers > 1:
-            why = (
-                f"drives one worker, and {num_workers} are given; give one (--worker once, or --workers 1), or choose chitu-dp, "
-                "which has a rank for each"
-            )
-            raise bad(policy, why, field="dp_size")
         return dict(given)
     if wanted is None:
         return {**given, "dp_size": Assignment("dp_size", num_workers, policy)}

@@ -17,19 +17,20 @@ class CacheCounts:
 
 
 class CacheAgreement:
-    """What each worker reported. All workers profile first, then each allocates the least of each count (worker.proto).
+    """What each worker reported: they must have the same model and block size.
 
-    A restarted worker reports again. While a worker is away its last report is kept, since the others
-    allocated by it.
+    `num_equal`: of so many workers, which are ranks, each allocates the least of each count, after all have profiled
+    (worker.proto); None: each allocates what fits. A restarted worker reports again. While a worker is away its last report
+    is kept: the others allocated by it, and its requests continue elsewhere.
     """
 
-    def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+    def __init__(self, num_equal: int | None) -> None:
+        self._num_equal = num_equal
         self._said: dict[str, tuple[common_pb2.ModelLimits, CacheCounts]] = {}
         self._is_complete = asyncio.Event()
 
     async def reach(self, address: str, limits: common_pb2.ModelLimits, fit: CacheCounts) -> CacheCounts:
-        """The counts to allocate at a worker that has room for `fit`; waits until every worker has reported.
+        """The counts to allocate at a worker that has room for `fit`; of ranks, waits until each has reported.
 
         Raises FailedPrecondition if its model or blocks differ from those of workers that reported before.
         """
@@ -37,10 +38,21 @@ class CacheAgreement:
         for other, (known, _) in self._said.items():
             _check_same(address, limits, other, known)
         self._said[address] = (limits, fit)
-        if len(self._said) == self._num_workers:
+        if self._num_equal is None:
+            return fit
+        if len(self._said) == self._num_equal:
             self._is_complete.set()
         await self._is_complete.wait()
         return least([counts for _, counts in self._said.values()])
+
+
+def most(counts: list[CacheCounts]) -> CacheCounts:
+    """The most of each count, for workers with equal block sizes."""
+    return CacheCounts(
+        num_gpu_blocks=max(c.num_gpu_blocks for c in counts),
+        num_cpu_blocks=max(c.num_cpu_blocks for c in counts),
+        block_size=counts[0].block_size,
+    )
 
 
 def least(counts: list[CacheCounts]) -> CacheCounts:

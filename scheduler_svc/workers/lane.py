@@ -38,7 +38,8 @@ class WorkerLane:
 
     `owned`: what the worker reported when last attached. `is_here`: its stream is open. `is_void`: it holds
     nothing of use, because nothing was begun yet or its sequences were requeued. While it is away, plans for
-    it are kept in `in_flight`. `lost_because`: the reason of its last loss.
+    it are kept in `in_flight`. `lost_because`: the reason of its last loss. `is_draining`: no request starts on it. `is_gone`: its
+    address is no worker's any more.
     """
 
     def __init__(self, number: int, link: WorkerLink, readiness: WorkerReadiness) -> None:
@@ -48,6 +49,7 @@ class WorkerLane:
         self.in_flight: deque[Sent] = deque()
         self.is_here = False
         self.is_void = True
+        self.is_draining = self.is_gone = False
         self.lost_because = ""
         self.since_ns = monotonic_ns()
         self._link = link

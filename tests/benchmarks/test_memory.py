@@ -95,7 +95,7 @@ def test_the_report_of_a_live_core() -> None:
         core.add(make_request(name, shared, 6))
     one_step(core)
     core.schedule(0.0)
-    found = memory_report(core.state)
+    found = memory_report(core.states)
     assert (found.paged.num_sequences, found.paged.logical_blocks, found.paged.physical_blocks) == (2, 6, 4)
     assert (found.paged.num_tokens, found.paged.waste_tokens, found.paged.max_waste_tokens) == (11 + 10, 1 + 2, 2)
     contiguous = found.contiguous

@@ -204,7 +204,7 @@ def search(preset: str, **given: object) -> tuple[list[list[int]], int, int]:
             assert len({tables[e.name][0] for e in resumed}) == 1, "the prompt's full block is shared"
         core.update(beam_answer(core, plan))
         assert core.check_integrity() == []
-    return [s.token_ids[6:] for s in beams.best_sequences()], core.state.num_cumulative_preemptions, num_resumed
+    return [s.token_ids[6:] for s in beams.best_sequences()], core.state.shared.num_cumulative_preemptions, num_resumed
 
 
 @pytest.mark.parametrize("preset", ["vllm-v0", "vllm-2023", "vllm-v1"])

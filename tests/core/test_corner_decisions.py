@@ -239,7 +239,7 @@ def test_blocks_of_requests_that_end_first_are_free_at_the_end_of_longer_ones() 
 
 
 def _admission(core: Scheduler) -> list[object]:
-    return [check for part in core.parts for check in getattr(part, "_admission", [])]
+    return [check for part in core.workers[0].parts for check in getattr(part, "_admission", [])]
 
 
 # --- swapping -------------------------------------------------------------------------------------------------------------

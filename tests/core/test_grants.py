@@ -55,12 +55,12 @@ def test_a_grant_ends_with_the_first_row_that_ends_or_needs_a_block(policy: str)
     assert plan.grant.stop_token_ids == (EOS,)
     answer(core, plan)
     for left in range(plan.grant.num_steps, 0, -1):
-        assert core.has_grant and not core.wants_step_back, left
+        assert core.has_grant() and not core.wants_step_back(), left
         repeat = core.repeat(0.0)
         assert repeat.is_repeat and [e.name for e in repeat.scheduled] == ["a/0", "b/0"]
         assert all(e.computed_before < held[e.name] and not e.new_block_ids for e in repeat.scheduled)
         answer(core, repeat)
-    assert not core.has_grant
+    assert not core.has_grant()
 
 
 @pytest.mark.parametrize("policy", GRANTING)
@@ -73,7 +73,7 @@ def test_steps_are_the_same_with_and_without_grants(policy: str) -> None:
             core.add(request(f"r{number}", num_prompt=5 + number, max_tokens=length))
         plans[most] = []
         while core.has_unfinished:
-            is_granted = core.has_grant
+            is_granted = core.has_grant()
             [plan] = [core.repeat(0.0)] if is_granted else core.schedule(0.0)
             repeats += is_granted
             plans[most].append((plan.scheduled, plan.free_gpu, core.block_tables()))
@@ -93,7 +93,7 @@ def test_nothing_is_granted_while_something_else_could_be_wanted() -> None:
         core.add(request("a"))
         for _ in range(4):
             [plan] = core.schedule(0.0)
-            assert plan.grant is None and not core.has_grant
+            assert plan.grant is None and not core.has_grant()
             answer(core, plan)
 
 
@@ -108,20 +108,20 @@ def test_what_takes_a_step_back(change: str) -> None:
     core.add(request("a"))
     core.add(request("b"))
     plan = granting_plan(core)
-    assert core.has_grant and not core.wants_step_back
+    assert core.has_grant() and not core.wants_step_back()
     if change == "arrival":
         core.add(request("c"))
     elif change == "abort":
         core.abort(["b"])
     else:
         core.stop_at("b/0", 1)
-    assert core.wants_step_back is why
+    assert core.wants_step_back() is why
     core.revoke()
-    assert not (core.has_grant or core.wants_step_back)
+    assert not (core.has_grant() or core.wants_step_back())
     answer(core, plan)
     repeat = core.repeat(0.0)
     assert [e.name for e in repeat.scheduled] == (["a/0", "b/0"] if change == "arrival" else ["a/0"])
-    assert not core.wants_step_back and repeat.revoked is None
+    assert not core.wants_step_back() and repeat.revoked is None
     answer(core, repeat)
     [plan] = core.schedule(0.0)
     assert plan.revoked is why

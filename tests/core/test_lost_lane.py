@@ -46,7 +46,7 @@ def test_a_rank_without_a_worker_gets_no_task_until_it_is_back() -> None:
         tasks.add(name, 6)
     tasks.plan()
     assert lanes_of(tasks) == {"a": 1, "b": 1}, "two tasks a rank"
-    tasks.core.take_lane_back(0)
+    tasks.core.take_worker_back(0)
     tasks.plan()
     assert lanes_of(tasks) == {"c": 0}
 
@@ -58,7 +58,7 @@ def test_its_prefixes_are_forgotten_and_the_others_kept() -> None:
         tasks.add(name, 12, 1)
         tasks.step()
     tasks.core.reset_sequences_of_lost_worker(1)
-    tasks.core.take_lane_back(1)
+    tasks.core.take_worker_back(1)
     for name in "cd":
         tasks.add(name, 12, 1)
     tasks.plan()
@@ -108,7 +108,7 @@ def test_whichever_rank_is_lost_all_tasks_get_all_tokens(seed: int) -> None:
             out = [plan for plan in out if plan.lane != lane]
             core.reset_sequences_of_lost_worker(lane)
         elif lost and rng.random() < 0.3:
-            core.take_lane_back(lost.pop())
+            core.take_worker_back(lost.pop())
         assert not core.check_integrity()
     assert not core.has_unfinished
     assert num_tokens == expected

@@ -58,7 +58,7 @@ class Replayed(RunObserver):
         for name in dict.fromkeys(end.request_id for end in ended):
             (self.left_running if name in self._started else self.left_waiting).append(name)
 
-    def on_worker_lost(self, lane: int | None) -> None:
+    def on_worker_lost(self, worker: int | None) -> None:
         self._in_flight.clear()
 
 

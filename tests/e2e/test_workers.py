@@ -71,7 +71,6 @@ def test_two_workers_give_the_tokens_of_one(two: LocalStack) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--workers", "2"), "policy quire: drives one worker, and 2 are given"),
         (
             ("--workers", "2", "--policy", "chitu-dp", "--set", "infer.dp_size=3"),
             "infer.dp_size=3: dp_size=3: there must be as many",

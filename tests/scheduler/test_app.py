@@ -50,7 +50,6 @@ def test_light_and_stopped_by_sigterm() -> None:
     ("values", "named"),
     [
         ({"workers": ()}, "--worker"),
-        ({"workers": ("a:1", "b:2")}, "drives one worker, and 2 are given"),
         ({"workers": ("a:1", "a:1")}, "given twice"),
         ({"workers": ("nonsense",)}, "HOST:PORT"),
         ({"policy": "nope"}, "unknown policy 'nope'"),

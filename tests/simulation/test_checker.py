@@ -190,15 +190,15 @@ def free_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_lost_worker(patch: pytest.MonkeyPatch) -> None:
     """A new worker is taken for the old one."""
-    patch.setattr(Scheduler, "reset_sequences_of_lost_worker", lambda self: None)
+    patch.setattr(Scheduler, "reset_sequences_of_lost_worker", lambda self, worker: None)
 
 
 def never_report_ended_rows(patch: pytest.MonkeyPatch) -> None:
     """The worker keeps rows of those that are over."""
     schedule = Scheduler.schedule
 
-    def forgetful(self: Scheduler, now: float) -> list[StepPlan]:
-        plans = schedule(self, now)
+    def forgetful(self: Scheduler, now: float, worker: int | None = None) -> list[StepPlan]:
+        plans = schedule(self, now, worker)
         for plan in plans:
             plan.left.clear()
         return plans

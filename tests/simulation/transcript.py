@@ -178,5 +178,5 @@ class Transcript(RunObserver):
     def complained(self, what: str) -> None:
         self.facts.append(Complained(self._clock(), what))
 
-    def on_worker_lost(self, lane: int | None) -> None:
+    def on_worker_lost(self, worker: int | None) -> None:
         self.facts.append(LostWorker(self._clock()))

@@ -119,7 +119,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("address", "lane", "ready", "reason", "warming", "boot_id", "epoch", "model", "num_gpu_blocks", "num_cpu_blocks")
+    __slots__ = ("address", "lane", "ready", "reason", "warming", "boot_id", "epoch", "model", "num_gpu_blocks", "num_cpu_blocks", "draining", "num_running", "num_swapped", "num_free_gpu_blocks")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,10 @@ class Worker(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     address: str
     lane: int
     ready: bool
@@ -140,13 +144,21 @@ class Worker(_message.Message):
     model: str
     num_gpu_blocks: int
     num_cpu_blocks: int
-    def __init__(self, address: _Optional[str] = ..., lane: _Optional[int] = ..., ready: bool = ..., reason: _Optional[str] = ..., warming: bool = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ...) -> None: ...
+    draining: bool
+    num_running: int
+    num_swapped: int
+    num_free_gpu_blocks: int
+    def __init__(self, address: _Optional[str] = ..., lane: _Optional[int] = ..., ready: bool = ..., reason: _Optional[str] = ..., warming: bool = ..., boot_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., draining: bool = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("undo",)
+    __slots__ = ("undo", "worker", "move")
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     undo: bool
-    def __init__(self, undo: bool = ...) -> None: ...
+    worker: str
+    move: bool
+    def __init__(self, undo: bool = ..., worker: _Optional[str] = ..., move: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("num_requests",)

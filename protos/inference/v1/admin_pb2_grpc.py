@@ -183,6 +183,7 @@ class AdminServiceServicer(object):
 
     def Drain(self, request, context):
         """Stops accepting requests (they get UNAVAILABLE with DRAINING and a retry time), or accepts them again; running ones continue.
+        With a worker: starts no more requests on that one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""`quire drain`: stop a scheduler from accepting requests before it is shut down."""
+"""`quire drain`: stop a scheduler, or one of its workers, from accepting requests before it is shut down."""
 
 import json
 from typing import Annotated
@@ -19,6 +19,13 @@ app = new_app()
 @gathers(credentials=a.credentials)
 def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Accept requests again.")] = False,
+    worker: Annotated[
+        str,
+        typer.Option(help="Drain the worker at this address only, as `quire workers` lists it.", metavar="HOST:PORT"),
+    ] = "",
+    move: Annotated[
+        bool, typer.Option("--move", help="With --worker: its requests continue on other workers at once.")
+    ] = False,
     as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,
     *,
@@ -27,15 +34,21 @@ def drain(
     """Stop the scheduler from accepting requests; those that it has run to their end.
 
     New ones are refused with UNAVAILABLE and a retry time, and health says "not serving", so that load balancers use others.
-    Repeat the command to see how many are left.
+    Repeat the command to see how many are left. With --worker, the scheduler goes on and starts no request on that worker.
 
       [bold]quire drain[/bold]
       [bold]quire drain --undo[/bold]
+      [bold]quire drain --worker 10.0.0.3:50061[/bold]         before that worker is shut down
+      [bold]quire drain --worker 10.0.0.3:50061 --move[/bold]  the same without waiting for its requests
     """
+    if move and not worker:
+        raise typer.BadParameter("needs --worker: the requests of one worker continue on the others")
     with administration.AdminClient(o.host_and_port(admin, "--admin"), credentials=credentials) as client:
-        num_requests = client.drain(undo=undo)
+        num_requests = client.drain(undo=undo, worker=worker, move=move)
     if as_json:
-        typer.echo(json.dumps({"draining": not undo, "num_requests": num_requests}))
-    else:
-        state = "takes requests again" if undo else "takes no more requests"
-        typer.echo(f"the scheduler {state}; {num_requests} have not ended")
+        of_worker = {"worker": worker} if worker else {}
+        typer.echo(json.dumps({"draining": not undo, "num_requests": num_requests, **of_worker}))
+        return
+    state = "takes requests again" if undo else "takes no more requests"
+    what = f"the worker at {worker}" if worker else "the scheduler"
+    typer.echo(f"{what} {state}; {num_requests} {'run there' if worker else 'have not ended'}")

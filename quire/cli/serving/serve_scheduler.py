@@ -16,7 +16,7 @@ from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
-from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
 from svc_common.net.tls_settings import PeerSettings
 from svc_common.observability.log_format import LogFormat
 
@@ -32,7 +32,7 @@ _limits = options_of(
         ),
         "Times": (
             *("no_worker_timeout_s", "frontend_grace_s", "step_timeout_s", "connect_timeout_s"),
-            *("reconnect_backoff_s", "drain_s"),
+            *("worker_lookup_s", "reconnect_backoff_s", "drain_s"),
         ),
         "Log": ("stats_interval_s",),
         "Recording": (
@@ -50,7 +50,13 @@ _limits = options_of(
 @gathers(steps=sch.steps, limits=_limits, peers=a.peer_settings)
 def serve_scheduler(
     *,
-    worker: Annotated[list[str] | None, typer.Option(help="Address of a worker, HOST:PORT; repeatable.")] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of a worker, HOST:PORT; repeatable. dns:///NAME:PORT: a worker at each address of that name, "
+            "which is looked up again and again."
+        ),
+    ] = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = o.DEFAULT_SCHEDULER_PORT,
     admin_port: o.AdminPort = o.DEFAULT_SCHEDULER_ADMIN_PORT,
@@ -72,11 +78,13 @@ def serve_scheduler(
     health of the service.
 
       [bold]quire serve scheduler --worker 127.0.0.1:50061[/bold]
+      [bold]quire serve scheduler --worker 10.0.0.3:50061 --worker 10.0.0.4:50061[/bold]
+      [bold]quire serve scheduler --worker dns:///workers.default.svc.cluster.local:50061[/bold]
       [bold]quire serve scheduler --policy vllm-v0 --set preemption_mode=swap --set delay_factor=0.5[/bold]
     """
     settings = scheduler_settings(
         option_name,
-        workers=tuple(o.host_and_port(address, "--worker") for address in worker or [o.DEFAULT_WORKER]),
+        workers=tuple(_worker(address) for address in worker or [o.DEFAULT_WORKER]),
         host=host,
         port=port,
         admin_port=admin_port,
@@ -100,3 +108,9 @@ def serve_scheduler(
         name="scheduler",
         log_form=log_format,
     )
+
+
+def _worker(address: str) -> str:
+    """An address, or a name that stands for some."""
+    o.host_and_port(address.removeprefix(DNS_SCHEME), "--worker")
+    return address

@@ -81,7 +81,7 @@ def up(
     workers: Annotated[
         int,
         typer.Option(
-            help="Workers to start, each with the model; for a policy with a rank for each: chitu-dp.",
+            help="Workers to start, each with the model and memory of its own.",
             min=1,
             rich_help_panel="Scheduling",
         ),
@@ -125,7 +125,7 @@ def up(
       [bold]quire up --model Qwen/Qwen3-0.6B[/bold]                    a model of the hub
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]    another scheduler
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               with a LoRA adapter
-      [bold]quire up --policy chitu-dp --workers 2[/bold]              two workers
+      [bold]quire up --workers 3[/bold]                                three workers under one scheduler
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  any free ports
     """

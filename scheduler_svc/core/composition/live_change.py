@@ -1,12 +1,13 @@
-"""Change a running scheduler's ordering, admission, preemption and limits, keeping its requests and blocks."""
+"""Change a running scheduler's ordering, admission, preemption, limits and workers, keeping its requests and blocks."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any
 
+from block_manager.hashing import HashRename
 from block_manager.pool import BlockPool
 from scheduler_svc.core.composition import presets, task_policies
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.fair_queue import FairQueue
 from scheduler_svc.core.parts.queues import GroupQueue
 from scheduler_svc.core.scheduler import Scheduler
@@ -28,6 +29,7 @@ LIVE_KNOBS = (
     "makes_way",
     "margin_s",
     "watermark_blocks",
+    "placement",
 )
 """Settings of ordering, admission and preemption; all others are fixed at start."""
 LIVE_TASK_KNOBS = (
@@ -61,24 +63,46 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     would lose blocks in use. `watermark_blocks` = None keeps the current number of blocks, also when the pool
     size changes.
     """
-    state = core.state
-    _check(core.spec, spec, state.limits, limits)
+    states = core.states
+    _check(core.spec, spec, core.limits, limits)
     spec.check(limits)
-    _check_swapped(spec, state)
-    _check_pools(state, limits)
-    _check_reserved(core.spec, state, limits)
+    sizes = [limits.of_pool(pool) for pool in core.pools]
+    for state, size in zip(states, sizes, strict=True):
+        _check_swapped(spec, state)
+        _check_pools(state, size)
+        _check_reserved(core.spec, state, size)
     task_policies.check_retune(core, spec, limits)
+    for state, size in zip(states, sizes, strict=True):
+        _resize(state, spec, size)
+    core.limits = limits
+    if spec.schedules_tasks:
+        task_policies.retune(core, spec, sizes)
+        core.spec = spec
+    if spec != core.spec:
+        _change_parts(core, spec)
+
+
+def _resize(state: CoreState, spec: PolicySpec, limits: CoreLimits) -> None:
     state.fast_rows.dissolve()
     state.cache.resize(limits.num_gpu_blocks, limits.num_cpu_blocks)
     if spec.watermark_blocks is not None:
         state.cache.watermark_blocks = spec.watermark_blocks
-    if spec.schedules_tasks:
-        task_policies.retune(core, spec, limits)
-        core.spec = spec
     state.limits = limits
     state.guard.on_tokens()  # preemptions that were fruitless so far may help under the new settings
-    if spec != core.spec:
-        _change_parts(core, spec, state)
+
+
+def put_worker(
+    core: Scheduler, number: int, pool: PoolSize, limits: CoreLimits, rename: HashRename | None = None
+) -> None:
+    """Serve a worker group with an empty memory from the next plan on: a new one, or one that was lost before.
+
+    `number`: of a lost one, or the next. `limits`: of the scheduler from now on; they may differ from the present ones in
+    the number of blocks. `rename`: as in `presets.build`.
+    """
+    core.limits = limits
+    make = task_policies.worker_group if core.spec.schedules_tasks else presets.worker_group
+    worker = make(core.spec, limits.of_pool(pool), core.state.shared, number, core.deadlines, rename)
+    core.put(worker, pool)
 
 
 def _check(old: PolicySpec, new: PolicySpec, old_limits: CoreLimits, new_limits: CoreLimits) -> None:
@@ -139,19 +163,21 @@ def _check_reserved(spec: PolicySpec, state: CoreState, limits: CoreLimits) -> N
         )
 
 
-def _change_parts(core: Scheduler, spec: PolicySpec, state: CoreState) -> None:
+def _change_parts(core: Scheduler, spec: PolicySpec) -> None:
     """Replace the changeable parts by new ones, which take over the state of the old (`MEMORY`)."""
-    old, changed = list(_parts_with_memory(core.parts)), _changed(core.spec, spec)
-    ordering = presets.ordering_of(spec, state.costs)
-    progress, outputs, phases = presets.parts(spec, ordering, state, core.deadlines)
-    core.change(spec, progress, outputs, phases)
-    for part in _parts_with_memory(core.parts):
-        before = next((o for o in old if type(o) is type(part)), None)
-        for name in part.MEMORY if before is not None else ():
-            setattr(part, name, getattr(before, name))
+    changed, shared = _changed(core.spec, spec), core.state.shared
+    ordering = presets.ordering_of(spec, shared.costs)
+    for worker in core.workers:
+        old = list(_parts_with_memory(worker.parts))
+        worker.change(*presets.parts(spec, ordering, worker.state, core.deadlines))
+        for part in _parts_with_memory(worker.parts):
+            before = next((o for o in old if type(o) is type(part)), None)
+            for name in part.MEMORY if before is not None else ():
+                setattr(part, name, getattr(before, name))
+    core.spec = spec
     if spec.has("mixed steps") and not _ORDER_KNOBS.isdisjoint(changed):
-        state.waiting = _resorted(state.waiting, presets.queue_of(spec, ordering))
-        state.account = presets.account_of(state.waiting)
+        shared.waiting = _resorted(shared.waiting, presets.queue_of(spec, ordering))
+        shared.account = presets.account_of(shared.waiting)
 
 
 def _resorted(old: GroupQueue, new: GroupQueue) -> GroupQueue:

@@ -1,12 +1,13 @@
 """Presets: named policy specs, and `build`, which assembles a scheduler from a spec."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from block_manager.cache_rules import CacheRules
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
-from block_manager.hashing import HashRename
+from block_manager.hashing import HashChain, HashRename
 from block_manager.rules.no_blocks import NoBlocks
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_rules import V1PoolRules
@@ -14,7 +15,7 @@ from scheduler_svc.core.composition import task_policies
 from scheduler_svc.core.fast_decode.outputs import FastOutputs
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import AS_LIMITED, CoreLimits, PoolSize
 from scheduler_svc.core.outputs import AtOnce, OutputRules
 from scheduler_svc.core.parts.admission import Delay, LoraSlots, MaxSeqs, PatientSlots, WholeBatch
 from scheduler_svc.core.parts.admission_forecast import PeakForecastAdmission
@@ -24,6 +25,7 @@ from scheduler_svc.core.parts.interfaces import Ordering, Progress
 from scheduler_svc.core.parts.lane_choice import SingleLane
 from scheduler_svc.core.parts.ordering import AgingPriority, Fcfs, Priority
 from scheduler_svc.core.parts.phases import AdmissionPart, Phase
+from scheduler_svc.core.parts.placement import PLACEMENTS
 from scheduler_svc.core.parts.preemption import LastInOrder, LeastLost, Recompute, SwapOrRecompute, newest
 from scheduler_svc.core.parts.progress import AfterResult, AtSchedule, WithPlaceholders
 from scheduler_svc.core.parts.progress_guard import ProgressGuard
@@ -47,7 +49,8 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.state import CoreState, SharedState
+from scheduler_svc.core.worker_group import WorkerGroup
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "quire"
@@ -99,36 +102,66 @@ def preset(name: str, /, **knobs: Any) -> PolicySpec:
 
 
 def build(
-    policy: str | PolicySpec, limits: CoreLimits, /, *, rename: HashRename | None = None, **knobs: Any
+    policy: str | PolicySpec,
+    limits: CoreLimits,
+    /,
+    *,
+    pools: Sequence[PoolSize] = (),
+    rename: HashRename | None = None,
+    **knobs: Any,
 ) -> Scheduler:
     """Build the scheduler of a preset or spec. ConfigError for limits that contradict it.
 
-    `rename`: maps token ids and salts before prefixes are hashed, to reproduce a recording made under other
+    `pools`: of each worker group, which uses at most the blocks that `limits` allow; none = one worker group with just
+    those. `rename`: maps token ids and salts before prefixes are hashed, to reproduce a recording made under other
     names.
     """
     spec = preset(policy, **knobs) if isinstance(policy, str) else policy.with_knobs(**knobs)
     spec.check(limits)
-    costs = CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
-    if spec.schedules_tasks:
-        return task_policies.build(spec, limits, costs, rename)
-    ordering = ordering_of(spec, costs)
-    mixed = spec.has("mixed steps")
-    waiting = queue_of(spec, ordering)
-    state = CoreState(
-        limits=limits,
-        cache=_cache(spec, limits, rename),
-        waiting=waiting,
-        account=account_of(waiting),
-        max_total_tokens=limits.max_model_len + (not mixed),
-        guard=ProgressGuard(),
-        fast_rows=FastRows(limits.block_size),
-        costs=costs,
-    )
+    known = list(pools) or [AS_LIMITED]
+    return (task_policies.build if spec.schedules_tasks else _build)(spec, limits, known, rename)
+
+
+def _build(spec: PolicySpec, limits: CoreLimits, pools: list[PoolSize], rename: HashRename | None) -> Scheduler:
+    """The scheduler of a spec for queues."""
+    costs = first_costs(spec)
+    waiting = queue_of(spec, ordering_of(spec, costs))
+    shared = SharedState(waiting, costs, account=account_of(waiting))
     deadlines = Deadlines(costs) if spec.deadlines else None
     grouping = Request.as_samples if spec.grouping == "sample" else Request.as_one_group
-    intake = RequestIntake(grouping, deadlines, refuses_misfits=mixed)
-    progress, outputs, phases = parts(spec, ordering, state, deadlines)
-    return Scheduler(spec, state, intake, phases, SingleLane(spec.batch_queue), progress, outputs)
+    intake = RequestIntake(grouping, deadlines, refuses_misfits=spec.has("mixed steps"))
+    core = Scheduler(spec, shared, intake, limits)
+    for number, pool in enumerate(pools):
+        core.put(worker_group(spec, limits.of_pool(pool), shared, number, deadlines, rename), pool)
+    return core
+
+
+def worker_group(
+    spec: PolicySpec,
+    limits: CoreLimits,
+    shared: SharedState,
+    number: int,
+    deadlines: Deadlines | None,
+    rename: HashRename | None,
+) -> WorkerGroup:
+    """A worker group with empty queues and an empty cache."""
+    state = CoreState(
+        limits=limits,
+        cache=_cache(spec, limits, rename, shared.chains),
+        shared=shared,
+        max_total_tokens=limits.max_model_len + (not spec.has("mixed steps")),
+        guard=ProgressGuard(),
+        fast_rows=FastRows(limits.block_size),
+        number=number,
+        costs=first_costs(spec),
+    )
+    progress, outputs, phases = parts(spec, ordering_of(spec, shared.costs), state, deadlines)
+    return WorkerGroup(state, phases, SingleLane(spec.batch_queue), progress, outputs, first_lane=number)
+
+
+def first_costs(spec: PolicySpec) -> CostBook:
+    """The costs of work on a worker group until they are measured."""
+    return CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
 
 
 def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
@@ -159,7 +192,7 @@ def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
     return known[spec.policy]
 
 
-def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> CacheRules:
+def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, chains: dict[str, HashChain]) -> CacheRules:
     sizes: dict[str, Any] = {
         "block_size": limits.block_size,
         "num_gpu_blocks": limits.num_gpu_blocks,
@@ -167,6 +200,7 @@ def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> C
         "max_model_len": limits.max_model_len,
         "prefix_caching": limits.prefix_caching,
         "rename": rename,
+        "chains": chains,
     }
     windowed = spec.sliding_window is not None
     if spec.cache == "v1_pool":
@@ -189,6 +223,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
     step_shares = StepShares(progress)
     running = MixedRunning(step_shares, least_lost if spec.has("victims by loss") else by_order, progress)
     admission: list[AdmissionPart] = [MaxSeqs()]
+    placement = PLACEMENTS[spec.placement]
     if spec.max_loras is not None:
         patient = spec.has("start times")
         slots = PatientSlots(spec.max_loras, ordering, spec.patience_s) if patient else LoraSlots(spec.max_loras)
@@ -199,7 +234,7 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         admission.append(PeakForecastAdmission(spec.caution))
     behind: list[AdmissionPart] = [BehindSwapped(ordering)] if spec.can_swap else []
     shares: list[AdmissionPart] = [TellsShares()] if spec.tenant_fairness else []
-    waiting = MixedWaiting(step_shares, [*behind, *admission, *shares], progress)
+    waiting = MixedWaiting(step_shares, [*behind, *admission, placement, *shares], progress)
     outputs, pool = AtOnce(progress), state.cache.device_pool
     rest: list[Phase] = [] if spec.max_loras is None else [CollectLoras()]
     if spec.can_swap:
@@ -227,7 +262,7 @@ def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:
     shares = of_chunks(spec.num_lookahead_slots) if chunked else whole
     slots: list[AdmissionPart] = [] if spec.max_loras is None else [LoraSlots(spec.max_loras)]
     preemption = SwapOrRecompute(newest, spec.preemption_mode, fails_step=as_recorded)
-    prefills = Prefills(shares, [Delay(spec.delay_factor), *slots])
+    prefills = Prefills(shares, [Delay(spec.delay_factor), PLACEMENTS[spec.placement], *slots])
     decodes, swap_ins = Decodes(shares, preemption, outputs), SwapIns(whole, slots, leaks_ignored=as_recorded)
     if chunked:
         return progress, outputs, [DecodeThenPrefill(prefills, decodes, swap_ins)]

@@ -1,19 +1,21 @@
 """Build schedulers of Chitu's three task policies, which differ in phase and placement."""
 
-from block_manager.hashing import HashRename
+from block_manager.hashing import HashChain, HashRename
 from block_manager.rules.per_rank import PerRankRules
 from block_manager.rules.v1_rules import V1PoolRules
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.outputs import AtOnce, OutputRules
-from scheduler_svc.core.parts.costs import CostBook
-from scheduler_svc.core.parts.interfaces import InspectablePart, Placement
+from scheduler_svc.core.parts.costs import CostBook, Costs
+from scheduler_svc.core.parts.interfaces import InspectablePart, LaneChoice
 from scheduler_svc.core.parts.phases import Phase
+from scheduler_svc.core.parts.placement import PLACEMENTS
 from scheduler_svc.core.parts.preemption import Recompute, newest
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.parts.progress_guard import MAX_EMPTY_PLANS, STUCK, ProgressGuard
 from scheduler_svc.core.parts.queues import ArrivalQueue
+from scheduler_svc.core.parts.waiting_deadlines import Deadlines
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.policies.chitu.lanes import Ranks, SchedulerGroups, SkewSlots
 from scheduler_svc.core.policies.chitu.ranks import RankBatches
@@ -26,34 +28,60 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
-from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.state import CoreState, SharedState
+from scheduler_svc.core.worker_group import WorkerGroup
 from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
-TaskParts = tuple[V1PoolRules | PerRankRules, OneUnderWay, OutputRules, list[Phase], Placement, list[InspectablePart]]
+TaskParts = tuple[V1PoolRules | PerRankRules, OneUnderWay, OutputRules, list[Phase], LaneChoice, list[InspectablePart]]
 
 
-def build(spec: PolicySpec, limits: CoreLimits, costs: CostBook, rename: HashRename | None) -> Scheduler:
-    """The scheduler of a spec for task policies."""
+def build(spec: PolicySpec, limits: CoreLimits, pools: list[PoolSize], rename: HashRename | None) -> Scheduler:
+    """The scheduler of a spec for task policies. `pools`: of each worker group; one where lanes are ranks."""
+    shared = SharedState(ArrivalQueue(), _first_costs(spec))
+    intake = RequestIntake(Request.as_samples, None, refuses_misfits=spec.defects == "repaired")
+    core = Scheduler(spec, shared, intake, limits)
+    for number, pool in enumerate(pools):
+        core.put(worker_group(spec, limits.of_pool(pool), shared, number, None, rename), pool)
+    return core
+
+
+def worker_group(
+    spec: PolicySpec,
+    limits: CoreLimits,
+    shared: SharedState,
+    number: int,
+    _deadlines: Deadlines | None,
+    rename: HashRename | None,
+) -> WorkerGroup:
+    """A worker group with empty queues and an empty cache."""
     assemble = _ranks if spec.has("ranks") else _skew if spec.has("cache slots") else _scored
-    cache, progress, outputs, phases, placement, views = assemble(spec, limits, _pools(spec, limits, rename))
+    caches = _caches(spec, limits, rename, shared.chains)
+    cache, progress, outputs, phases, lanes, views = assemble(spec, limits, caches)
     state = CoreState(
         limits=limits,
         cache=cache,
-        waiting=ArrivalQueue(),
+        shared=shared,
         max_total_tokens=limits.max_model_len,
         guard=_guard(spec, limits),
         fast_rows=FastRows(limits.block_size),
-        costs=costs,
+        number=number,
+        costs=_first_costs(spec),
     )
-    intake = RequestIntake(Request.as_samples, None, refuses_misfits=spec.defects == "repaired")
     if spec.sliding_window is not None:
         outputs = BehindWindow(outputs, cache, spec.sliding_window)
-    return Scheduler(spec, state, intake, phases, placement, progress, outputs, views)
+    first_lane = number * lanes.num_lanes
+    return WorkerGroup(state, phases, lanes, progress, outputs, views, first_lane=first_lane)
 
 
-def _pools(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> list[V1PoolRules]:
+def _first_costs(spec: PolicySpec) -> CostBook:
+    return CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
+
+
+def _caches(
+    spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, chains: dict[str, HashChain]
+) -> list[V1PoolRules]:
     """Cache rules of each rank."""
     return [
         V1PoolRules.make(
@@ -63,6 +91,7 @@ def _pools(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None) -> l
             max_model_len=limits.max_model_len,
             prefix_caching=limits.prefix_caching,
             rename=rename,
+            chains=chains,
         )
         for _ in range(spec.dp_size)
     ]
@@ -81,7 +110,7 @@ def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
 
 def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
     [cache] = pools
-    shares = TaskShares(OneUnderWay(), cache)
+    shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     threshold = AdaptiveThreshold(cache.ledger.gpu)
     fails = spec.defects == "recorded"
     phase = ScoredBatch(_order(spec), shares, _of_batch(spec, limits), threshold, Recompute(newest), fails=fails)
@@ -91,7 +120,7 @@ def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> T
 
 def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
     [cache] = pools
-    shares = TaskShares(OneUnderWay(), cache)
+    shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     slots = SkewSlots(spec.slot_sizes(limits))
     strict = spec.defects == "recorded"
     phase = SkewBatch(_order(spec), shares, slots, spec.prefill_chunk_size, strict_residents=strict)
@@ -100,22 +129,28 @@ def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> Tas
 
 def _ranks(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
     cache = PerRankRules(pools)
-    shares = TaskShares(OneUnderWay(), cache)
+    shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))
     affinity = PrefixAffinity(cache, spec.dp_prefix_affinity)
     phase = RankBatches(shares, ranks, spec.prefill_chunk_size, affinity, starves=spec.defects == "recorded")
     return cache, shares.progress, AtOnce(shares.progress), [phase], ranks, [ranks]
 
 
-def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
-    """Apply the order and sizes of that spec to the phase and its slots. ConfigError if the number of slots would
-    change.
+def retune(core: Scheduler, spec: PolicySpec, sizes: list[CoreLimits]) -> None:
+    """Apply the order and sizes of that spec to the phase and its slots. `sizes`: the limits of each worker group.
+
+    ConfigError if the number of slots would change.
     """
-    for phase in core.parts:
+    for worker, limits in zip(core.workers, sizes, strict=True):
+        _retune(core, worker, spec, limits)
+
+
+def _retune(core: Scheduler, worker: WorkerGroup, spec: PolicySpec, limits: CoreLimits) -> None:
+    for phase in worker.parts:
         if isinstance(phase, ScoredBatch):
             phase.retune(_order(spec), _of_batch(spec, limits))
         elif isinstance(phase, SkewBatch):
-            phase.retune(_order(spec), _same_slots(core.spec, core.state.limits, spec, limits), spec.prefill_chunk_size)
+            phase.retune(_order(spec), _same_slots(core.spec, core.limits, spec, limits), spec.prefill_chunk_size)
         elif isinstance(phase, RankBatches):
             phase.retune(spec.tasks_per_rank(limits), spec.prefill_chunk_size)
 
@@ -123,7 +158,7 @@ def retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
 def check_retune(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     """Raise ConfigError where `retune` would."""
     if spec.has("cache slots"):
-        _same_slots(core.spec, core.state.limits, spec, limits)
+        _same_slots(core.spec, core.limits, spec, limits)
 
 
 def _same_slots(old: PolicySpec, old_limits: CoreLimits, spec: PolicySpec, limits: CoreLimits) -> list[int]:

@@ -1,9 +1,9 @@
 """Protocols of a policy's parts; each part is a small object.
 
-A policy is an ordering, a list of phases, admission checks, a preemption, a placement, cache rules and a
-progress. Parts never ask for a preset's name: presets differ by the parts they are made of. State that a part
+A policy is an ordering, a list of phases, admission checks, a preemption, a lane choice, a placement, cache rules
+and a progress. Parts never ask for a preset's name: presets differ by the parts they are made of. State that a part
 must keep when the policy is changed live is named in its class attribute `MEMORY`. The protocols of phases,
-admission and preemption, which see the whole state, are in `phases.py`, that of output rules in `outputs.py`,
+admission, preemption and placement, which see the whole state, are in `phases.py`, that of output rules in `outputs.py`,
 that of cache rules in `block_manager.cache_rules`.
 """
 
@@ -24,10 +24,11 @@ class Ordering(Protocol):
         """Sort key; smaller = sooner."""
 
 
-class Placement(Protocol):
-    """Chooses the lane (worker group and in-flight slot) of the next plan."""
+class LaneChoice(Protocol):
+    """Chooses the lane (in-flight slot, or data-parallel rank) of the next plan of a worker group."""
 
     has_worker_per_lane: bool
+    num_lanes: int
 
     @property
     def depth(self) -> int:
@@ -50,6 +51,9 @@ class Placement(Protocol):
 
     def take_back(self, lane: int) -> None:
         """The lane has a worker again."""
+
+    def vacate(self) -> None:
+        """Give up the places of all groups: they continue on other worker groups."""
 
 
 class InspectablePart(Protocol):

@@ -1,8 +1,8 @@
-"""Placements: which lane takes the next plan."""
+"""Lane choices: which lane of a worker group takes the next plan."""
 
 
 class OneWorker:
-    """Base of placements with all lanes on one worker."""
+    """Base of lane choices with all lanes on one worker."""
 
     has_worker_per_lane = False
 
@@ -10,13 +10,18 @@ class OneWorker:
         """Raise AssertionError: the worker is lost as a whole."""
         raise AssertionError("lanes of one worker are lost together")
 
+    def vacate(self) -> None:
+        """No-op: groups keep no places."""
+
     def take_back(self, lane: int) -> None:
         """Raise AssertionError: the worker is lost as a whole."""
         raise AssertionError("lanes of one worker are back together")
 
 
 class SingleLane(OneWorker):
-    """One worker group with at most `depth` plans in flight (1: result k is needed before plan k+1)."""
+    """One lane with at most `depth` plans in flight (1: result k is needed before plan k+1)."""
+
+    num_lanes = 1
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth

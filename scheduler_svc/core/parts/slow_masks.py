@@ -49,13 +49,14 @@ class SlowMasks:
                 group.mask_debt_s = 0.0
         return True
 
-    def begin_plan(self, running: Sequence[Group], fast_rows: FastRows) -> None:
-        """Decide which groups sit out the next plan."""
+    def begin_plan(self, worker: int, running: Sequence[Group], fast_rows: FastRows) -> None:
+        """Decide which groups sit out the next plan of that worker group. Groups that moved to another one are dropped."""
         if not self._owing:
             return
         for group in self._owing:
             group.is_paused = False
-        self._owing = [group for group in self._owing if group.mask_debt_s > 0 and not group.is_finished]
+        ours = (group for group in self._owing if group.worker == worker and not group.is_finished)
+        self._owing = [group for group in ours if group.mask_debt_s > 0]
         owing = [group for group in self._owing if group.place is QueueKind.RUNNING]
         least = min(group.mask_debt_s for group in owing) if owing and len(owing) == len(running) else 0.0
         for group in owing:

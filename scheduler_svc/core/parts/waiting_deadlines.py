@@ -70,7 +70,7 @@ class Deadlines(DeadlineHeap[Request]):
         if request.deadline is None:
             return
         first = request.groups[0].sequences[0]
-        cached = state.cache.lookup(first).num_tokens
+        cached = state.shared.num_most_cached(first)
         needs_s = least_service_s(request, self._costs, num_cached_tokens=cached)
         has_s = request.deadline - max(request.arrival_time, state.journal.now)
         if needs_s > has_s:

@@ -117,6 +117,7 @@ PARTS: Mapping[str, Mapping[Any, Part]] = {
     "chunk_s": _on("mixed steps", offers=("costs of steps", "costs of tokens")),
     "deadlines": _on("mixed steps", offers=("costs of steps", "costs of tokens")),
     "tenant_fairness": _on("mixed steps"),
+    "placement": {"prefix_affinity": Part(), "least_work": Part(), "round_robin": Part()},
     "batch_queue": _on("mixed steps"),
     "num_spec_tokens": _on("mixed steps"),
     "async_output": _on("steps of v0"),

@@ -36,6 +36,8 @@ class PolicySpec(TaskKnobs):
     - `batch_queue`: maximum number of plans in flight.
     - `fast_path`: fast decode, which makes equal decisions; can be turned off for comparison.
     - `tenant_fairness`: waiting tenants are served in turn, by tokens (`fair_queue`).
+    - `placement`: on which of several worker groups a waiting group starts (`parts/placement`): "prefix_affinity",
+      "least_work" or "round_robin".
 
     Settings of the policy `quire`:
 
@@ -77,6 +79,7 @@ class PolicySpec(TaskKnobs):
     batch_queue: int = 1
     fast_path: bool = True
     tenant_fairness: bool = False
+    placement: str = "prefix_affinity"
     patience_s: float = 10.0
     victims: str = "by_order"
     makes_way: bool = False

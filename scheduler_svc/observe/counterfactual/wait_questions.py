@@ -53,7 +53,7 @@ class WaitReplanning:
     def most(self, key: str) -> Value:
         """What all requests together could use."""
         requests = self._core.state.requests.values()
-        limits = self._core.state.limits
+        limits = self._core.limits
         if key in ("max_num_seqs", "max_reqs"):
             return limits.max_num_seqs + sum(r.num_samples for r in requests)
         if key == "max_loras":
@@ -102,7 +102,7 @@ def _value(core: Scheduler, key: str) -> Value | None:
         return core.state.cache.watermark_blocks or None
     if key in ("delay_factor", "chunk_s"):
         return float(getattr(core.spec, key)) or None
-    owner = core.spec if key in knob_names() else core.state.limits
+    owner = core.spec if key in knob_names() else core.limits
     value: Value | None = getattr(owner, key)
     return value
 

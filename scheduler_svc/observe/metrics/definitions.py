@@ -79,6 +79,16 @@ WORKER_UP = MetricSpec(
     serves="faults: unreachable workers",
     query="quire_worker_up == 0",
 )
+WORKER_GROUPS = MetricSpec(
+    name="quire_worker_groups",
+    kind=Kind.GAUGE,
+    unit="groups",
+    text="Groups of sequences bound to each worker.",
+    formula="Length of the running and of the swapped queue of the worker at that address; not reported of dp ranks.",
+    labels={"worker": "the addresses given by `--worker`", "queue": "`running`, `swapped`"},
+    serves="balance between workers",
+    query='max(quire_worker_groups{queue="running"}) / avg(quire_worker_groups{queue="running"})',
+)
 BLOCKS = MetricSpec(
     name="quire_kv_blocks",
     kind=Kind.GAUGE,
@@ -299,7 +309,7 @@ ENDED = MetricSpec(
     query='sum by (reason) (rate(quire_requests_ended_total{status!~"OK|CANCELLED"}[5m]))',
 )
 
-READ = (REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, BLOCKS)
+READ = (REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, WORKER_GROUPS, BLOCKS)
 COUNTED_BY_STEPS = (
     *(STEPS, STEP_DURATION, SCHEDULE_DURATION, STEP_TOKENS, PROMPT_STEPS, REPEATED_STEPS, REVOKED_GRANTS),
     *(OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS, FAILED_STEPS),

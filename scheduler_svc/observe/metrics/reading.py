@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from block_manager.pool import PoolCounts
@@ -13,7 +13,7 @@ from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.lane import WorkerLane
+from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.observability.metrics import MetricSpec, Values
 
 _REQUESTS_AT_A_TIME = 64
@@ -29,7 +29,7 @@ class Watched:
     core: Callable[[], AnyCore | None]
     explanations: Explanations
     readiness: Readiness
-    lanes: Sequence[WorkerLane]
+    roster: WorkerRoster
 
 
 class Readings:
@@ -63,7 +63,8 @@ class Readings:
             d.WAITING_TOKENS: {(): watched.book.room.num_tokens},
             d.WAITING_LIMIT: {("requests",): limits.max_waiting_requests, ("tokens",): limits.max_waiting_tokens},
             d.SERVING: {(): watched.readiness.is_open},
-            d.WORKER_UP: {(lane.address,): lane.is_here for lane in watched.lanes},
+            d.WORKER_UP: {(lane.address,): lane.is_here for lane in watched.roster.wanted},
+            d.WORKER_GROUPS: self._groups(),
             d.BLOCKS: dict(self._blocks()),
         }
 
@@ -78,6 +79,18 @@ class Readings:
             if number % _REQUESTS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return counts
+
+    def _groups(self) -> Values:
+        """Groups bound to each worker; empty before the core is built, and for ranks."""
+        core = self._watched.core()
+        if core is None or core.has_worker_per_lane:
+            return {}
+        return {
+            (lane.address, queue): len(groups)
+            for lane, worker in zip(self._watched.roster.lanes, core.workers, strict=False)
+            if not lane.is_gone
+            for queue, groups in (("running", worker.state.running), ("swapped", worker.state.swapped))
+        }
 
     def _blocks(self) -> list[tuple[tuple[str, ...], float]]:
         return [

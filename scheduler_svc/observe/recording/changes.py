@@ -49,4 +49,4 @@ def apply(core: Scheduler, values: Mapping[str, Any]) -> None:
         if key not in limits and key not in knobs:
             raise bad(key, "cannot be changed by itself; give the keys that it stands for", field=key)
     spec = core.spec.with_knobs(**knobs)
-    live_change.reconfigure(core, spec, replace(core.state.limits, **limits))
+    live_change.reconfigure(core, spec, replace(core.limits, **limits))

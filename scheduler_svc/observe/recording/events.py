@@ -47,13 +47,14 @@ class StoppedAt:
 
 @dataclass(slots=True)
 class PlanEvent:
-    """`schedule(at)`, or `repeat(at)` where `is_repeat` is set, with a record of each plan; `failed`: it raised that
+    """`schedule(at, worker)`, or `repeat` where `is_repeat` is set, with a record of each plan; `failed`: it raised that
     error instead."""
 
     at: float
     decisions: list[PlanRecord]
     failed: str = ""
     num_bytes: int = 200
+    worker: int | None = None
 
     @property
     def is_repeat(self) -> bool:
@@ -63,9 +64,10 @@ class PlanEvent:
 
 @dataclass(slots=True)
 class Revoked:
-    """Granted steps were revoked (`policies/mixed/decode_grants`)."""
+    """Granted steps of a worker group were revoked (`policies/mixed/decode_grants`)."""
 
     at: float
+    worker: int = 0
 
     num_bytes = 100
 
@@ -115,20 +117,53 @@ class Drafted:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """The worker's memory was lost; `lane`: only that lane's worker."""
+    """The memory of all workers was lost, or of one of several."""
 
     at: float
-    lane: int | None = None
+    worker: int | None = None
 
     num_bytes = 100
 
 
 @dataclass(slots=True)
-class LaneBack:
-    """A lane has a worker again."""
+class WorkerBack:
+    """A lost or drained worker is served again."""
 
     at: float
-    lane: int
+    worker: int
+
+    num_bytes = 100
+
+
+@dataclass(slots=True)
+class WorkerPut:
+    """A worker group with an empty memory joined, or came back. `pool`: its blocks; `limits`: of the scheduler from then on."""
+
+    at: float
+    number: int
+    pool: dict[str, int]
+    limits: dict[str, Any]
+
+    num_bytes = 500
+
+
+@dataclass(slots=True)
+class WorkerDrained:
+    """No group starts on a worker group any more; or, `is_moved`, its groups were requeued."""
+
+    at: float
+    worker: int
+    is_moved: bool
+
+    num_bytes = 100
+
+
+@dataclass(slots=True)
+class WorkerGone:
+    """A worker group was removed."""
+
+    at: float
+    worker: int
 
     num_bytes = 100
 
@@ -157,10 +192,11 @@ class Changed:
 
 @dataclass(slots=True)
 class CostsSeen:
-    """New estimates of step costs."""
+    """New estimates of step costs, of one worker group or of all."""
 
     at: float
     costs: dict[str, float]
+    worker: int | None = None
 
     num_bytes = 200
 
@@ -188,8 +224,11 @@ Event = (
     | Changed
     | CostsSeen
     | WarmedUp
-    | LaneBack
+    | WorkerBack
     | Revoked
+    | WorkerPut
+    | WorkerDrained
+    | WorkerGone
 )
 EVENTS: tuple[type[Any], ...] = (
     Added,
@@ -204,6 +243,9 @@ EVENTS: tuple[type[Any], ...] = (
     Changed,
     CostsSeen,
     WarmedUp,
-    LaneBack,
+    WorkerBack,
     Revoked,
+    WorkerPut,
+    WorkerDrained,
+    WorkerGone,
 )

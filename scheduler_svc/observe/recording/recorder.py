@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import live_change
 from scheduler_svc.core.fast_decode.share import FastShare
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
@@ -25,14 +26,17 @@ from scheduler_svc.observe.recording.events import (
     Drafted,
     Event,
     Failed,
-    LaneBack,
     PlanEvent,
     PrefixesReset,
     Returned,
     Revoked,
     StoppedAt,
     WarmedUp,
+    WorkerBack,
+    WorkerDrained,
+    WorkerGone,
     WorkerLost,
+    WorkerPut,
 )
 from scheduler_svc.observe.recording.inputs import RequestRecord, ResultRecord, column_of, ints, tokens
 from scheduler_svc.observe.recording.segment_buffer import SegmentBuffer
@@ -58,7 +62,6 @@ class RecordingCore:
         freezer: PlanFreezer | None = None,
     ) -> None:
         self.core = core
-        self.has_worker_per_lane = core.has_worker_per_lane
         self._buffer = buffer
         self._clock = clock
         self._about = about or {}
@@ -127,31 +130,31 @@ class RecordingCore:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> list[StepPlan]:
+    def schedule(self, now: float, worker: int | None = None) -> list[StepPlan]:
         """As `Scheduler.schedule`. First starts a new segment, with a snapshot, if there is none or the current one is full."""
         if self._buffer.is_full or not self._has_begun:
             self._begin()
         try:
-            plans = self.core.schedule(now)
+            plans = self.core.schedule(now, worker)
         except Exception as error:
-            self._note(PlanEvent(now, [], failed=failure(error)))
+            self._note(PlanEvent(now, [], failed=failure(error), worker=worker))
             raise
-        self._guard(self._note_plans, now, plans)
+        self._guard(self._note_plans, now, plans, worker)
         for plan in plans:
             if plan.ended:
                 self._forget(plan.ended)
         return plans
 
-    def repeat(self, now: float) -> StepPlan:
+    def repeat(self, now: float, worker: int = 0) -> StepPlan:
         """As `Scheduler.repeat`."""
-        plan = self.core.repeat(now)
-        self._guard(self._note_plans, now, [plan])
+        plan = self.core.repeat(now, worker)
+        self._guard(self._note_plans, now, [plan], worker)
         return plan
 
-    def revoke(self) -> None:
+    def revoke(self, worker: int = 0) -> None:
         """As `Scheduler.revoke`."""
-        self.core.revoke()
-        self._note(Revoked(self._clock()))
+        self.core.revoke(worker)
+        self._note(Revoked(self._clock(), worker))
 
     def update(self, result: StepResult, now: float | None = None) -> StepOutcome:
         """As `Scheduler.update`."""
@@ -183,18 +186,38 @@ class RecordingCore:
         self._forget(outcome.ended)
         return outcome
 
-    def reset_sequences_of_lost_worker(self, lane: int | None = None) -> None:
+    def reset_sequences_of_lost_worker(self, worker: int | None = None) -> None:
         """As `Scheduler.reset_sequences_of_lost_worker`."""
-        if lane is None:
+        if worker is None:
             self._expected.clear()
             self._fast.clear()
-        self.core.reset_sequences_of_lost_worker(lane)
-        self._note(WorkerLost(self._clock(), lane))
+        self.core.reset_sequences_of_lost_worker(worker)
+        self._note(WorkerLost(self._clock(), worker))
 
-    def take_lane_back(self, lane: int) -> None:
-        """As `Scheduler.take_lane_back`."""
-        self.core.take_lane_back(lane)
-        self._note(LaneBack(self._clock(), lane))
+    def take_worker_back(self, worker: int) -> None:
+        """As `Scheduler.take_worker_back`."""
+        self.core.take_worker_back(worker)
+        self._note(WorkerBack(self._clock(), worker))
+
+    def put_worker(self, number: int, pool: PoolSize, limits: CoreLimits, rename: HashRename | None = None) -> None:
+        """As `live_change.put_worker` of the core."""
+        live_change.put_worker(self.core, number, pool, limits, rename)
+        self._note(WorkerPut(self._clock(), number, asdict(pool), asdict(limits)))
+
+    def drain_worker(self, worker: int) -> None:
+        """As `Scheduler.drain_worker`."""
+        self.core.drain_worker(worker)
+        self._note(WorkerDrained(self._clock(), worker, is_moved=False))
+
+    def send_back(self, worker: int) -> None:
+        """As `Scheduler.send_back`."""
+        self.core.send_back(worker)
+        self._note(WorkerDrained(self._clock(), worker, is_moved=True))
+
+    def remove_worker(self, worker: int) -> None:
+        """As `Scheduler.remove_worker`."""
+        self.core.remove_worker(worker)
+        self._note(WorkerGone(self._clock(), worker))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> bool:
         """As `Scheduler.reset_prefix_cache`."""
@@ -202,10 +225,10 @@ class RecordingCore:
         self._note(PrefixesReset(self._clock(), preempt_running, done))
         return done
 
-    def observe_costs(self, costs: Costs) -> None:
+    def observe_costs(self, costs: Costs, worker: int | None = None) -> None:
         """As `Scheduler.observe_costs`."""
-        self.core.observe_costs(costs)
-        self._note(CostsSeen(self._clock(), asdict(costs)))
+        self.core.observe_costs(costs, worker)
+        self._note(CostsSeen(self._clock(), asdict(costs), worker))
 
     def reconfigure(self, spec: PolicySpec, limits: CoreLimits) -> None:
         """As `live_change.reconfigure` of the core."""
@@ -219,7 +242,7 @@ class RecordingCore:
 
     def _take_snapshot(self) -> None:
         taken = snapshot.take(self.core, self._records)
-        about = {**self._about, "spec": asdict(self.core.spec), "limits": asdict(self.core.state.limits)}
+        about = {**self._about, "spec": asdict(self.core.spec), "limits": asdict(self.core.limits)}
         self._buffer.begin(self.core.step + 1, about, taken, goes_on=self._has_begun)
         self._has_begun = True
         self._shape = None
@@ -230,7 +253,7 @@ class RecordingCore:
         if self._has_begun:
             self._guard(self._buffer.add, event)
 
-    def _note_plans(self, now: float, plans: list[StepPlan]) -> None:
+    def _note_plans(self, now: float, plans: list[StepPlan], worker: int | None) -> None:
         decisions, num_bytes = self._freezer.of_all(plans), 200
         for plan, decision in zip(plans, decisions, strict=True):
             shape = decision.shape
@@ -239,7 +262,7 @@ class RecordingCore:
             self._expected[plan.step] = shape.sampling
             if plan.fast is not None:
                 self._fast[plan.step] = plan.fast
-        self._buffer.add(PlanEvent(now, decisions, num_bytes=num_bytes), num_steps=len(plans))
+        self._buffer.add(PlanEvent(now, decisions, num_bytes=num_bytes, worker=worker), num_steps=len(plans))
 
     def _note_result(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_svc.core.composition import live_change
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.plan import EndedSequence, StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
@@ -23,14 +23,17 @@ from scheduler_svc.observe.recording.events import (
     Drafted,
     Event,
     Failed,
-    LaneBack,
     PlanEvent,
     PrefixesReset,
     Returned,
     Revoked,
     StoppedAt,
     WarmedUp,
+    WorkerBack,
+    WorkerDrained,
+    WorkerGone,
     WorkerLost,
+    WorkerPut,
 )
 from scheduler_svc.observe.recording.inputs import token_ids
 from scheduler_svc.observe.recording.recorder import failure
@@ -105,7 +108,7 @@ class Replayer:
         """Continue with the same core if the segment allows it, else restore the segment's snapshot."""
         self._shapes.clear()
         if self.core is not None and segment.goes_on:
-            self.core.state.fast_rows.dissolve()
+            self.core.dissolve_fast_rows()
             return
         self._in_flight.clear()
         self.core = snapshot.restore(segment.snapshot)
@@ -140,7 +143,7 @@ class Replayer:
     def _planned(self, event: PlanEvent) -> None:
         failed, plans = "", list[StepPlan]()
         try:
-            plans = [self._core.repeat(event.at)] if event.is_repeat else self._core.schedule(event.at)
+            plans = self._plans(event)
         except Exception as error:
             failed = failure(error)
         records = self._freezer.of_all(plans)
@@ -152,6 +155,11 @@ class Replayer:
         for recorded, plan, record in zip(event.decisions, plans, records, strict=False):
             self._shapes[recorded.step], self._in_flight[recorded.step] = recorded.shape, plan
             self.report.first_difference = self.report.first_difference or first_difference(recorded, record)
+
+    def _plans(self, event: PlanEvent) -> list[StepPlan]:
+        if event.is_repeat:
+            return [self._core.repeat(event.at, event.worker or 0)]
+        return self._core.schedule(event.at, event.worker)
 
     def _returned(self, event: Returned) -> None:
         plan, shape = self._landed(event.result.step), self._shapes.pop(event.result.step, None)
@@ -180,14 +188,24 @@ class Replayer:
         self._core.put_drafts(dict(zip(event.names, runs, strict=True)))
 
     def _worker_lost(self, event: WorkerLost) -> None:
-        self._core.reset_sequences_of_lost_worker(event.lane)
-        if event.lane is None:
+        core, lost = self._core, event.worker
+        core.reset_sequences_of_lost_worker(lost)
+        if lost is None:
             self._shapes.clear()
-        self._in_flight = {s: p for s, p in self._in_flight.items() if event.lane not in (None, p.lane)}
-        self._steps.lost(event.lane)
+        self._in_flight = {s: p for s, p in self._in_flight.items() if lost not in (None, core.worker_of(p.lane))}
+        self._steps.lost(lost)
 
-    def _lane_back(self, event: LaneBack) -> None:
-        self._core.take_lane_back(event.lane)
+    def _worker_back(self, event: WorkerBack) -> None:
+        self._core.take_worker_back(event.worker)
+
+    def _worker_put(self, event: WorkerPut) -> None:
+        live_change.put_worker(self._core, event.number, PoolSize(**event.pool), CoreLimits(**event.limits))
+
+    def _worker_drained(self, event: WorkerDrained) -> None:
+        (self._core.send_back if event.is_moved else self._core.drain_worker)(event.worker)
+
+    def _worker_gone(self, event: WorkerGone) -> None:
+        self._core.remove_worker(event.worker)
 
     def _prefixes_reset(self, event: PrefixesReset) -> None:
         done = self._core.reset_prefix_cache(preempt_running=event.preempt_running)
@@ -197,10 +215,10 @@ class Replayer:
         live_change.reconfigure(self._core, PolicySpec(**event.spec), CoreLimits(**event.limits))
 
     def _costs_seen(self, event: CostsSeen) -> None:
-        self._core.observe_costs(Costs(**event.costs))
+        self._core.observe_costs(Costs(**event.costs), event.worker)
 
     def _revoked(self, event: Revoked) -> None:
-        self._core.revoke()
+        self._core.revoke(event.worker)
 
     def _warmed_up(self, event: WarmedUp) -> None:
         self._core.warm_up(on=event.on)
@@ -224,7 +242,10 @@ _LIVE: dict[type[Any], Callable[[Replayer, Any], None]] = {
     Changed: Replayer._changed,
     CostsSeen: Replayer._costs_seen,
     WarmedUp: Replayer._warmed_up,
-    LaneBack: Replayer._lane_back,
+    WorkerBack: Replayer._worker_back,
+    WorkerPut: Replayer._worker_put,
+    WorkerDrained: Replayer._worker_drained,
+    WorkerGone: Replayer._worker_gone,
     Revoked: Replayer._revoked,
 }
 

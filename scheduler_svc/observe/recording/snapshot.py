@@ -49,7 +49,7 @@ class CoreSnapshot:
 
 def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     """Snapshot of the core. Dissolves its fast decode rows, which changes no decision. `records`: of live requests, if known."""
-    core.state.fast_rows.dissolve()
+    core.dissolve_fast_rows()
     with _no_collecting():
         taker = _Taker(core, records)
         writer = GraphWriter(taker.specials(), nothing=(TokenAlias, Hasher))

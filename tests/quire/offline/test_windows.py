@@ -37,7 +37,7 @@ def run(model: Family, policy: str, num_tokens: int, num_blocks: int, **options:
                 sequence = core.request(str(i))
                 if sequence and sequence.groups and sequence.sequences[0].num_output_tokens > 2:
                     held[i] = max(held[i], len(tables.get(str(i), ())))
-        num_preemptions = core.state.num_cumulative_preemptions
+        num_preemptions = core.state.shared.num_cumulative_preemptions
         counts = core.pool_report().gpu
         assert counts.free == counts.total
     for i, prompt in enumerate(PROMPTS):

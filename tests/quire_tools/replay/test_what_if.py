@@ -203,8 +203,8 @@ def _arrivals(seed: int) -> list[Arrival]:
 class _Timed(RecordingCore):
     """Results say how long the worker took, as those of real workers do."""
 
-    def schedule(self, now: float) -> list[StepPlan]:
-        plans = super().schedule(now)
+    def schedule(self, now: float, worker: int | None = None) -> list[StepPlan]:
+        plans = super().schedule(now, worker)
         self.shapes = {**getattr(self, "shapes", {}), **{plan.step: StepShape.of(plan, 16) for plan in plans}}
         return plans
 

@@ -26,7 +26,7 @@ class Seen(RunObserver):
     def on_start(self, core: Scheduler, clock: Callable[[], float]) -> None:
         self._core, self._clock, self._is_whole = core, clock, True
 
-    def on_worker_lost(self, lane: int | None) -> None:
+    def on_worker_lost(self, worker: int | None) -> None:
         self._is_whole = True
 
     def on_announced(self, record: StepRecord) -> None:

@@ -47,7 +47,7 @@ def test_room_for_the_important_ends_with_the_order_that_it_needs(order: str) ->
     """Under another order than by age nothing makes way, and the values in force say so; asked for all the same, it is refused."""
     choice = choose("quire", [f"policy={order}"])
     core = choice.build(choice.core_limits(WORKER))
-    assert not any(isinstance(part, RankPreemption) for part in core.parts)
+    assert not any(isinstance(part, RankPreemption) for part in core.workers[0].parts)
     values = choice.effective()
     assert (values["makes_way"], values["margin_s"], values["patience_s"]) == (False, None, None)
     with pytest.raises(ConfigError, match=r"makes_way=true: needs start times \(policy=aged\)"):

@@ -329,8 +329,6 @@ async def test_several_lanes_of_one_worker() -> None:
         ("chitu-dp", ("infer.dp_size=3",), 2, ["infer.dp_size=3", "2 are given", "--worker 3 times", "--workers 3"]),
         ("chitu", ("dp_size=2",), 1, ["dp_size=2", "1 is given", "--worker 2 times"]),
         ("chitu-dp", ("dp_size=1",), 2, ["dp_size=1", "2 are given"]),
-        ("quire", (), 2, ["policy quire", "drives one worker", "2 are given", "chitu-dp"]),
-        ("chitu", (), 3, ["policy chitu", "3 are given"]),
     ],
 )
 def test_wrong_numbers_of_workers(policy: str, sets: tuple[str, ...], num_workers: int, named: list[str]) -> None:

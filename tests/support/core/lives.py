@@ -8,12 +8,15 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler_svc.core.composition import presets
+from scheduler_svc.core.composition import live_change, presets
+from scheduler_svc.core.limits import PoolSize
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.policies.chitu.scored import TOO_LARGE
 from scheduler_svc.core.policies.vllm_v0.late_outputs import OneStepLate
 from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state import CoreState
 from svc_common.errors import DeadlineExceeded, OutOfRange
 from tests.support.core.random_policies import Setting
 from tests.support.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
@@ -39,7 +42,7 @@ class Life:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.core = presets.build(setting.spec, setting.limits)
+        self.core = presets.build(setting.spec, setting.limits, pools=setting.pools)
         self.max_output = 10
         self.num_steps = 0
         self.seen: list[StepPlan] = []
@@ -52,13 +55,14 @@ class Life:
         self._dropped: set[str] = set()
         self._done: Counter[str] = Counter()
         self._rank_out: int | None = None
+        self._draining: set[int] = set()
         self._underway: deque[Underway] = deque()
-        self._granted: list[str] = []
-        self._num_granted = 0
+        self._granted: dict[int, list[str]] = {}
+        self._num_granted: Counter[int] = Counter()
+        self._granting: dict[int, StepPlan] = {}
         self.num_repeats = 0
         self._has_costly_masks = setting.limits.num_gpu_blocks % 2 == 0
-        num_workers = setting.spec.dp_size
-        self._workers = [self._new_worker() for _ in range(num_workers)]
+        self._workers = [self._new_worker() for _ in range(self.core.num_workers)]
 
     def _new_worker(self) -> WorkerModel:
         window = None if self.setting.spec.cache == "vllm_2023" else self.setting.spec.sliding_window
@@ -108,7 +112,8 @@ class Life:
             assert request.deadline is not None
             return
         except OutOfRange:
-            assert length > min(limits.max_model_len - 1, self.core.state.cache.capacity_tokens)
+            capacity = max(state.cache.capacity_tokens for state in self.core.states)
+            assert length > min(limits.max_model_len - 1, capacity)
             return
         self.requests[name] = request
         self._seeds[name] = mix(self.count, length)
@@ -123,8 +128,20 @@ class Life:
     @property
     def can_schedule(self) -> bool:
         """A plan can go out. Plans that grant steps do not overlap."""
+        if self._is_lockstep:
+            return len(self._underway) < self.core.depth * len(self._workers)
+        return bool(self._free_workers())
+
+    @property
+    def _is_lockstep(self) -> bool:
+        """All workers are planned in one call, as ranks."""
+        return self.core.has_worker_per_lane
+
+    def _free_workers(self) -> list[int]:
+        """Workers to which a plan can go out."""
         depth = 1 if self.setting.limits.max_granted_steps else self.core.depth
-        return len(self._underway) < depth * len(self._workers)
+        busy = Counter(self._number_of(one.plan) for one in self._underway)
+        return [w for w in range(len(self._workers)) if w != self._rank_out and busy[w] < depth]
 
     @property
     def num_workers(self) -> int:
@@ -137,13 +154,21 @@ class Life:
         return len(self._underway)
 
     def schedule(self, fate: str) -> None:
-        """A plan goes out and is executed in its turn; `fate`: how that goes."""
-        for plan in self.core.schedule(self._now):
-            self._granted = [entry.name for entry in plan.scheduled]
-            self._num_granted = plan.grant.num_steps if plan.grant is not None else 0
+        """A plan goes out and is executed in its turn; `fate`: how that goes. Of several workers one gets a plan as a rule."""
+        worker = None if self._is_lockstep else self._next_worker()
+        for plan in self.core.schedule(self._now, worker):
+            number = self._number_of(plan)
+            self._granted[number] = [entry.name for entry in plan.scheduled]
+            self._num_granted[number] = plan.grant.num_steps if plan.grant is not None else 0
+            self._granting[number] = plan
             assert not plan.is_repeat
             self._planned(plan, fate)
         self._now += 1.0
+
+    def _next_worker(self) -> int | None:
+        free = self._free_workers()
+        is_for_all = len(free) == len(self._workers) and self.num_steps % 5 == 0
+        return None if is_for_all else free[self.num_steps % len(free)] if free else 0
 
     def _planned(self, plan: StepPlan, fate: str) -> None:
         self.num_steps += 1
@@ -152,34 +177,34 @@ class Life:
         self._note_ended(plan.ended)
         self._execute(plan, fate)
 
-    def _repeat(self) -> None:
+    def _repeat(self, worker: int) -> None:
         """The worker runs a granted step: one token of each sequence of the plan that granted it, as far as they live."""
-        self._num_granted -= 1
+        self._num_granted[worker] -= 1
         self.num_repeats += 1
-        live = [name for name in self._granted if name not in self._over]
-        plan = self.core.repeat(self._now)
+        live = [name for name in self._granted[worker] if name not in self._over]
+        plan = self.core.repeat(self._now, worker)
         assert plan.is_repeat and not (plan.preempted or plan.ended or plan.copy or plan.lookups)
         assert [e.name for e in plan.scheduled] == live
         assert all(e.num_tokens == 1 and e.samples and not (e.fresh or e.new_block_ids) for e in plan.scheduled)
         self._planned(plan, "row fails" if self.num_steps % 7 == 0 else "ok")
         self._now += 1.0
 
-    def _goes_on(self, plan: StepPlan, result: StepResult) -> bool:
+    def _goes_on(self, worker: int, result: StepResult) -> bool:
         """True if the worker begins another granted step. A revocation comes too late now and then."""
-        if self.core.wants_step_back and self.num_steps % 4:
-            self.core.revoke()
-            self._num_granted = 0
-        granting = next(p for p in reversed(self.seen) if not p.is_repeat)
+        if self.core.wants_step_back(worker) and self.num_steps % 4:
+            self.core.revoke(worker)
+            self._num_granted[worker] = 0
+        granting = self._granting[worker]
         stops = granting.grant.stop_token_ids if granting.grant is not None else ()
         drawn = {token for tokens in result.tokens.values() for token in tokens}
         drawn.update(() if result.column is None else result.column.tolist())
         goes_on = drawn.isdisjoint(stops) and not (result.failed or result.mask_s)
-        return self._num_granted > 0 and bool(drawn) and goes_on
+        return self._num_granted[worker] > 0 and bool(drawn) and goes_on
 
     def _execute(self, plan: StepPlan, fate: str) -> None:
         error = fate == "step fails" and not plan.is_empty
         worker = self._worker_of(plan)
-        assert plan.is_empty or self._rank_out is None or plan.lane != self._rank_out, "it has no worker"
+        assert plan.is_empty or self._number_of(plan) != self._rank_out, "it has no worker"
         result = worker.run(plan, self.requests, self._seeds, fails=error)
         if fate == "row fails" and plan.scheduled:
             name = plan.scheduled[plan.step % len(plan.scheduled)].name
@@ -197,8 +222,11 @@ class Life:
         return [e.name for e in plan.scheduled if e.samples and self._seeds[e.request_id] % 4 == 0]
 
     def _worker_of(self, plan: StepPlan) -> WorkerModel:
-        """Ranks have one each."""
-        return self._workers[plan.lane if len(self._workers) > 1 else 0]
+        return self._workers[self._number_of(plan)]
+
+    def _number_of(self, plan: StepPlan) -> int:
+        """Number of the worker that runs a plan."""
+        return int(self.core.worker_of(plan.lane))
 
     def finish(self) -> None:
         """The oldest plan in flight comes back."""
@@ -210,15 +238,16 @@ class Life:
             outcome = self.core.update(oldest.result)
         self._worker_of(oldest.plan).told(oldest.plan.step)
         self._note(outcome, oldest.result)
-        if not oldest.error and self._goes_on(oldest.plan, oldest.result):
-            self._repeat()
+        worker = self._number_of(oldest.plan)
+        if not oldest.error and self._goes_on(worker, oldest.result):
+            self._repeat(worker)
 
     def guess(self, rng: random.Random) -> None:
         """Drafts for sequences that decode, where the policy takes them from outside."""
         if self.setting.spec.progress != "at_schedule" or self._underway:
             return
         drafts = {}
-        for group in self.core.state.running:
+        for group in [group for state in self.core.states for group in state.running]:
             if group.width == 1 and rng.random() < 0.5:
                 s = group.live[0]
                 seed = self._seeds[s.request.request_id]
@@ -249,16 +278,72 @@ class Life:
     def _lose_rank(self, rank: int, *, is_back: bool) -> None:
         """Unless it is back at once, it is when the next one dies."""
         if self._rank_out is not None:
-            self.core.take_lane_back(self._rank_out)
-        self._underway = deque(in_flight for in_flight in self._underway if in_flight.plan.lane != rank)
+            self._bring_back(self._rank_out)
+        self._num_granted[rank] = 0
+        self._underway = deque(in_flight for in_flight in self._underway if self._number_of(in_flight.plan) != rank)
         self._workers[rank].lose_everything()
         self.core.reset_sequences_of_lost_worker(rank)
         self._rank_out = None if is_back else rank
         if is_back:
-            self.core.take_lane_back(rank)
+            self._bring_back(rank)
+
+    def _bring_back(self, rank: int) -> None:
+        """A lost worker comes back with an empty memory, as it was or as a new one."""
+        if self._is_lockstep or self.count % 3:
+            self.core.take_worker_back(rank)
+        else:
+            self._put(rank, self.core.pools[rank])
+
+    def _put(self, number: int, pool: PoolSize) -> None:
+        values = (number, pool, self.core.limits, getattr(self, "alias", None))
+        if isinstance(self.core, Scheduler):
+            live_change.put_worker(self.core, *values)
+        else:
+            self.core.put_worker(*values)
+
+    def change_workers(self, rng: random.Random) -> None:
+        """An operator drains a worker group, moves its requests, ends a drain, or adds a worker group; mostly nothing happens."""
+        dice, number = rng.random(), rng.randrange(self.num_workers)
+        if self._is_lockstep or dice > 0.1 or number == self._rank_out:
+            return
+        if dice < 0.02 and self.num_workers < 4:
+            self._join(PoolSize(self.setting.limits.num_gpu_blocks, self.setting.limits.num_cpu_blocks))
+        elif dice < 0.05 and self.num_workers > 1:
+            self.core.drain_worker(number)
+            self._draining.add(number)
+        elif dice < 0.07 and number in self._draining:
+            self._move_all(number)
+        elif number in self._draining and not self._replace(number):
+            self._end_drain(number)
+
+    def _replace(self, number: int) -> bool:
+        """A drained worker on which nothing runs any more is removed, and a new one comes in its place."""
+        underway = any(self._number_of(one.plan) == number for one in self._underway)
+        if underway or not self.core.states[number].is_idle:
+            return False
+        self.core.remove_worker(number)
+        self._draining.discard(number)
+        self._put(number, self.core.pools[number])
+        self._workers[number].lose_everything()
+        return True
+
+    def _join(self, pool: PoolSize) -> None:
+        self._put(self.num_workers, pool)
+        self._workers.append(self._new_worker())
+
+    def _move_all(self, number: int) -> None:
+        """Its plans in flight are answered, and what they bring is ignored."""
+        self.core.send_back(number)
+        self._num_granted[number] = 0
+
+    def _end_drain(self, number: int) -> None:
+        self._draining.discard(number)
+        self.core.take_worker_back(number)
 
     def _lose_all(self) -> None:
         self._rank_out = None
+        self._draining.clear()
+        self._num_granted.clear()
         self._underway.clear()
         for worker in self._workers:
             worker.lose_everything()
@@ -275,12 +360,19 @@ class Life:
     def drain(self) -> None:
         """All work ends with finite arrivals; then everything is free."""
         self.core.warm_up(on=False)
+        if self._rank_out is not None:
+            self._bring_back(self._rank_out)
+            self._rank_out = None
+        for number in sorted(self._draining):
+            self._end_drain(number)
         for _ in range(self._most_steps()):
             if not (self.core.has_unfinished or self._underway):
                 break
             self._go_on()
         assert not self.core.has_unfinished, "livelock"
-        self.schedule("ok")
+        for worker in [None] if self._is_lockstep else range(len(self._workers)):
+            for plan in self.core.schedule(self._now, worker):
+                self._planned(plan, "ok")
         self._check_end()
 
     def _go_on(self) -> None:
@@ -296,6 +388,7 @@ class Life:
     def _most_steps(self) -> int:
         live = self.core.state.requests.values()
         turns = len(self.setting.spec.slot_sizes(self.setting.limits)) if self.setting.spec.phases == "skew" else 1
+        turns *= len(self._workers)
         return turns * 200 + turns * 60 * sum(
             r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in live
         )
@@ -304,12 +397,13 @@ class Life:
 
     def check(self) -> None:
         """After everything that happens: the ledger adds up (R200), queues and places agree."""
-        state = self.core.state
+        states = self.core.states
+        shared = states[0].shared
         assert self.core.check_integrity() == []
         placed = {
-            QueueKind.WAITING: list(state.waiting),
-            QueueKind.RUNNING: state.running,
-            QueueKind.SWAPPED: state.swapped,
+            QueueKind.WAITING: list(shared.waiting),
+            QueueKind.RUNNING: [g for state in states for g in state.running],
+            QueueKind.SWAPPED: [g for state in states for g in state.swapped],
         }
         seen = [id(g) for groups in placed.values() for g in groups]
         assert len(set(seen)) == len(seen)
@@ -317,25 +411,36 @@ class Life:
             assert all(g.place is place for g in groups), place
             assert all(g.live for g in groups)
         late = self._late_groups()
-        for request in state.requests.values():
+        for state in states:
+            assert all(g.worker == state.number for g in (*state.running, *state.swapped))
+        for request in shared.requests.values():
             for group in request.groups:
                 if not group.is_finished:
                     assert id(group) in seen or (group.place is QueueKind.NOWHERE and id(group) in late)
-        assert state.num_wide == sum(
-            g.width > 1 and not g.is_finished for r in state.requests.values() for g in r.groups
+        assert shared.num_wide == sum(
+            g.width > 1 and not g.is_finished for r in shared.requests.values() for g in r.groups
         )
-        holders = {*state.cache.ledger.tables, *state.cache.ledger.host_tables}
-        live = {s.name for r in state.requests.values() for s in r.unfinished}
-        assert holders <= live, f"blocks of {sorted(holders - live)}"
-        held = {name for worker in self._workers for name in worker.held if name not in state.left}
-        assert held == set(state.on_worker)
+        self._check_holders(states)
+
+    def _check_holders(self, states: list[CoreState]) -> None:
+        """Blocks and rows are those of unfinished sequences; none has blocks at two workers."""
+        live = {s.name for r in states[0].requests.values() for s in r.unfinished}
+        holders = [name for s in states for name in {*s.cache.ledger.tables, *s.cache.ledger.host_tables}]
+        assert live.issuperset(holders), f"blocks of {sorted(set(holders) - live)}"
+        assert len(set(holders)) == len(holders)
+        several = len(states) > 1
+        for state in states:
+            workers = [self._workers[state.number]] if several else self._workers
+            held = {name for worker in workers for name in worker.held if name not in state.left}
+            assert held == set(state.on_worker)
 
     def _late_groups(self) -> set[int]:
-        outputs = getattr(self.core._outputs, "_inner", self.core._outputs)
-        return {id(s.group) for s in outputs._open.values()} if isinstance(outputs, OneStepLate) else set()
+        each = [getattr(worker._outputs, "_inner", worker._outputs) for worker in self.core.workers]
+        return {id(s.group) for o in each if isinstance(o, OneStepLate) for s in o._open.values()}
 
     def _check_plan(self, plan: StepPlan) -> None:
-        limits, state = self.setting.limits, self.core.state
+        limits, states = self.setting.limits, self.core.states
+        state = states[self._number_of(plan)] if len(states) > 1 else states[0]
         assert max(plan.num_batched_tokens, plan.num_tokens if self._is_v1 else 0) <= self._budget(plan)
         assert len(plan.scheduled) <= limits.max_num_seqs
         assert state.num_running_seqs <= limits.max_num_seqs
@@ -442,7 +547,7 @@ class Life:
         """A request that ends because the cache is too small for it must not fit into an empty one, with all of its group."""
         groups = self.requests[e.request_id].groups
         [group] = [g for g in groups if any(s.name == e.name for s in g.sequences)]
-        size, pool = self.setting.limits.block_size, self.setting.limits.num_gpu_blocks - 1
+        size, pool = self.setting.limits.block_size, max(s.limits.num_gpu_blocks for s in self.core.states) - 1
         together = [s for s in group.sequences if s.status in (SequenceStatus.FINISHED_IGNORED, *_LIVE)]
         assert sum(-(-s.num_tokens // size) for s in together) > pool
 
@@ -456,14 +561,11 @@ class Life:
                 and not request.beam
             ):
                 assert len(statuses) == request.num_samples, name
-        state, pool = self.core.state, self.core.pool_report()
+        states, pool = self.core.states, self.core.pool_report()
+        shared = states[0].shared
         assert pool.refs == {}
         assert (pool.gpu.free, pool.cpu.free) == (pool.gpu.total, pool.cpu.total)
-        assert (list(state.waiting), state.running, state.swapped, state.num_wide) == ([], [], [], 0)
-        assert not (
-            any(worker.held for worker in self._workers)
-            or state.on_worker
-            or state.left
-            or state.finished
-            or self.core._flights
-        )
+        assert (list(shared.waiting), shared.finished, shared.num_wide) == ([], [], 0)
+        assert not any(worker.held for worker in self._workers)
+        assert not any(s.running or s.swapped or s.on_worker or s.left for s in states)
+        assert not any(worker.flights for worker in self.core.workers)

@@ -3,7 +3,7 @@
 import random
 
 from tests.support.core.lives import FATES, Life
-from tests.support.core.random_policies import random_setting
+from tests.support.core.random_policies import random_setting, with_workers
 
 POLICIES = (
     "vllm-2023",
@@ -19,10 +19,11 @@ POLICIES = (
 )
 
 
-def live(policy: str, seed: int) -> Life:
-    """One random life from its first request to its last."""
+def live(policy: str, seed: int, *, several: bool = False) -> Life:
+    """One random life from its first request to its last. `several`: of one to four worker groups."""
     rng = random.Random(f"{policy} {seed}")
-    life = Life(random_setting(policy, rng))
+    setting = random_setting(policy, rng)
+    life = Life(with_workers(setting, rng) if several else setting)
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(rng.randint(20, 120)):
         happen(life, busy, rng)

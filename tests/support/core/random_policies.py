@@ -1,11 +1,11 @@
 """Policies and limits drawn at random, as far as they go together; pools are small, some fit one sequence only."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 
 
@@ -15,6 +15,7 @@ class Setting:
 
     spec: PolicySpec
     limits: CoreLimits
+    pools: tuple[PoolSize, ...] = ()
 
 
 def random_setting(policy: str, rng: random.Random) -> Setting:
@@ -50,6 +51,18 @@ def random_setting(policy: str, rng: random.Random) -> Setting:
         long_prefill_token_threshold=rng.choice([0, 0, 1, 3]) if v1 else 0,
     )
     return Setting(spec, limits)
+
+
+def with_workers(setting: Setting, rng: random.Random) -> Setting:
+    """The same for one to four worker groups; one has all blocks of the limits, some of the others fewer."""
+    blocks, on_host = setting.limits.num_gpu_blocks, setting.limits.num_cpu_blocks
+    pools = [PoolSize(blocks, on_host)]
+    for _ in range(rng.randint(0, 3)):
+        fewer = rng.choice([0, 0, rng.randint(0, blocks - 2)])
+        pools.append(PoolSize(blocks - fewer, rng.choice([on_host, on_host // 2])))
+    rng.shuffle(pools)
+    placement = rng.choice(["prefix_affinity", "prefix_affinity", "least_work", "round_robin"])
+    return Setting(replace(setting.spec, placement=placement), setting.limits, tuple(pools))
 
 
 def _num_blocks(size: int, model_len: int, rng: random.Random) -> int:

@@ -15,7 +15,7 @@ from scheduler_svc.observe.recording.token_alias import TokenAlias
 from svc_common.errors import ConfigError
 from tests.support.core.lives import Life
 from tests.support.core.preset_lives import happen
-from tests.support.core.random_policies import Setting, random_setting
+from tests.support.core.random_policies import Setting, random_setting, with_workers
 
 KEY = b"the same in every run of these tests"
 _KNOBS: dict[str, list[Any]] = {
@@ -44,7 +44,7 @@ class RecordedLife(Life):
         self.alias = alias
         self.num_changes = 0
         self.buffer = SegmentBuffer(segment_steps, max_bytes)
-        core = presets.build(setting.spec, setting.limits, rename=alias)
+        core = presets.build(setting.spec, setting.limits, pools=setting.pools, rename=alias)
         self.core: Any = RecordingCore(core, self.buffer, lambda: self._now)
 
     def change(self, rng: random.Random) -> None:
@@ -64,7 +64,7 @@ class RecordedLife(Life):
         except ConfigError:
             return
         self.num_changes += (spec, limits) != (self.setting.spec, self.setting.limits)
-        self.setting = Setting(spec, limits)
+        self.setting = Setting(spec, limits, self.setting.pools)
 
     def segments(self) -> list[RecordingSegment]:
         """The recording, as a reader sees it that did not record it."""
@@ -98,6 +98,17 @@ def recorded(
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(num_events or rng.randint(20, 120)):
         _happen(life, busy, rng, changes=changes)
+        life.check()
+    return _over(life)
+
+
+def recorded_of_several(policy: str, seed: int) -> RecordedLife:
+    """A life of several worker groups, which join, drain and are lost."""
+    rng = random.Random(f"several {policy} {seed}")
+    life = RecordedLife(with_workers(random_setting(policy, rng), rng), alias=TokenAlias(KEY))
+    for _ in range(rng.randint(60, 120)):
+        _happen(life, 0.6, rng, changes=True)
+        life.change_workers(rng)
         life.check()
     return _over(life)
 

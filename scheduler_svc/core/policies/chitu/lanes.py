@@ -1,4 +1,4 @@
-"""Placements with several lanes: Chitu's scheduler groups, its cache slots, and data-parallel ranks.
+"""Lane choices with several lanes: Chitu's scheduler groups, its cache slots, and data-parallel ranks.
 
 A lane has one plan in flight, except a rank: each of its tasks waits for its own result.
 """
@@ -18,7 +18,7 @@ class SchedulerGroups(OneWorker):
     """
 
     def __init__(self, num_lanes: int) -> None:
-        self.depth = num_lanes
+        self.depth = self.num_lanes = num_lanes
         self._free = deque(range(num_lanes))
         self._used: dict[int, int | None] = {}
 
@@ -75,6 +75,10 @@ class SkewSlots(SchedulerGroups):
             slot.pop()
         return list(slot)
 
+    def vacate(self) -> None:
+        """Empty all slots."""
+        self._slots = [[] for _ in self.sizes]
+
     def settle(self, group: Group, lane: int) -> None:
         """Assign a task to a slot, behind the others."""
         group.lane = lane
@@ -97,7 +101,7 @@ class Ranks:
     out: tuple[int, ...] = ()
 
     def __init__(self, num_ranks: int, tasks_per_rank: int) -> None:
-        self.num_ranks = num_ranks
+        self.num_ranks = self.num_lanes = num_ranks
         self.tasks_per_rank = self.depth = tasks_per_rank
         self.cursor = 0
 
@@ -114,6 +118,9 @@ class Ranks:
     def reset(self) -> None:
         """Mark all ranks as having workers; plans are not tracked."""
         self.out = ()
+
+    def vacate(self) -> None:
+        """No-op: ranks are lost one by one."""
 
     def lose(self, lane: int) -> None:
         """The rank has no sequences and accepts none."""

@@ -11,7 +11,7 @@ from scheduler_svc.core.errors import TaskDoesNotFit
 from scheduler_svc.core.parts.preemption import Recompute
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
-from scheduler_svc.core.policies.chitu.tasks import Given, Room, TaskShares, give_up, hold_up, pool
+from scheduler_svc.core.policies.chitu.tasks import Given, Room, TaskShares, give_up, hold_up
 from scheduler_svc.core.policies.chitu.threshold import AdaptiveThreshold
 from scheduler_svc.core.policies.mixed.mixed import leave
 from scheduler_svc.core.reasons import Reason
@@ -63,7 +63,11 @@ class ScoredBatch:
     def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Plan prefills, or else decodes."""
         self._evicted, self._is_fallback = [], False
-        ready = [group for group in pool(state) if self._shares.is_ready(group) and self._order.admits(group)]
+        ready = [
+            group
+            for group in self._shares.pool(state, builder)
+            if self._shares.is_ready(group) and self._order.admits(group)
+        ]
         if not ready:
             hold_up(state, Reason.LANE_BUSY)
             return

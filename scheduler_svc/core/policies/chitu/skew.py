@@ -4,7 +4,7 @@ from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.chitu.lanes import SkewSlots
 from scheduler_svc.core.policies.chitu.reserved import Reservation, give_all, has_rows
 from scheduler_svc.core.policies.chitu.scorers import TaskOrder
-from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, hold_up, pool
+from scheduler_svc.core.policies.chitu.tasks import Room, TaskShares, hold_up
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.request import Group, QueueKind
 from scheduler_svc.core.state import CoreState
@@ -39,7 +39,7 @@ class SkewBatch:
 
     def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Fill the slot and plan its batch."""
-        tasks = pool(state)
+        tasks = self._shares.pool(state, builder)
         ready = [group for group in tasks if self._shares.is_ready(group)]
         if not any(self._counts(group) for group in ready):
             hold_up(state, Reason.LANE_BUSY)
@@ -72,6 +72,7 @@ class SkewBatch:
             if group.place is QueueKind.WAITING and not (has_rows(group, entered, state) and reservation.take(group)):
                 return
             self._slots.settle(group, lane)
+            group.worker = state.number
             entered.append(group)
         hold_up(state, Reason.LANE_BUSY if chosen else Reason.SLOT_TYPE)
 

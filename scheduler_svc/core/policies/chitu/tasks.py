@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from block_manager.cache_rules import CachedSequence, PrefixHit
+from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict
 from scheduler_svc.core.parts.progress import OneUnderWay
 from scheduler_svc.core.parts.step_shares import Share, joint_shares
 from scheduler_svc.core.plan_builder import PlanBuilder
@@ -77,11 +78,26 @@ class Room:
 
 
 class TaskShares:
-    """Gives tasks their shares of a step."""
+    """Gives tasks their shares of a step. `placement`: says which waiting tasks start on which worker group."""
 
-    def __init__(self, progress: OneUnderWay, cache: CountedBlocks) -> None:
+    def __init__(self, progress: OneUnderWay, cache: CountedBlocks, placement: AdmissionPart) -> None:
         self.progress = progress
         self._cache = cache
+        self._placement = placement
+
+    def pool(self, state: CoreState, builder: PlanBuilder) -> list[Group]:
+        """The tasks that a plan of this worker group may schedule: its own, and waiting ones that may start on it."""
+        tasks, is_open = [], True
+        for group in pool(state):
+            if is_bound(group):
+                if group.worker == state.number:
+                    tasks.append(group)
+            elif is_open:
+                verdict = self._placement.check(group, state, builder)
+                is_open = verdict is not AdmissionVerdict.STOP
+                if verdict is AdmissionVerdict.ENTER:
+                    tasks.append(group)
+        return tasks
 
     def is_ready(self, group: Group) -> bool:
         """True if the task waits for no result and does not sit out (`slow_masks`)."""
@@ -148,6 +164,11 @@ class TaskShares:
 def pool(state: CoreState) -> list[Group]:
     """All unfinished tasks in order of arrival; preempted ones keep their place."""
     return [group for request in state.requests.values() for group in request.groups if not group.is_finished]
+
+
+def is_bound(group: Group) -> bool:
+    """True if a task runs, or has a slot, rank or scheduler group, of one worker group."""
+    return group.lane is not None or group.place is not QueueKind.WAITING
 
 
 def enter(group: Group, num_computed_tokens: int, state: CoreState, now: float) -> None:

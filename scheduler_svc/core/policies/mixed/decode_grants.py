@@ -23,7 +23,7 @@ def grant_of(rows: FastRows, scheduled: Ints, state: CoreState, now: float) -> S
     """
     if not state.limits.max_granted_steps or len(scheduled) < len(state.running):
         return None
-    if len(state.waiting) or state.swapped or state.is_warming_up or now < state.grants_from:
+    if len(state.waiting) or state.swapped or state.is_warming_up or now < state.shared.grants_from:
         return None
     num_free_slots = int((rows.capacity - rows.computed).min()) - 1
     num_left = int((np.minimum(rows.ends_at, state.max_total_tokens) - rows.known).min()) - 1

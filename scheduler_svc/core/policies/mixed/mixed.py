@@ -118,7 +118,7 @@ class MixedWaiting:
             if group is None:
                 state.journal.stop_all(QueueKind.WAITING, Reason.MAKES_WAY)
                 break
-            if self._progress.may_resume(group.live[0]) and never_fits(group, state):
+            if state.is_largest and self._progress.may_resume(group.live[0]) and never_fits(group, state):
                 give_up(group, state, builder)
                 continue
             verdict = first_refusal(self._admission, group, state, builder)
@@ -147,8 +147,10 @@ class MixedWaiting:
             state.journal.stop(group, Reason.TOKEN_BUDGET, **builder.budget.shortage(num_wanted))
             return AdmissionVerdict.STOP
         status = state.cache.can_admit(live, hit, num_tokens)
-        if status is AllocStatus.NEVER:  # with a sliding window, by its first chunk
-            give_up(group, state, builder)
+        if status is AllocStatus.NEVER:
+            if not state.is_largest:
+                return AdmissionVerdict.SKIP
+            give_up(group, state, builder)  # with a sliding window, by its first chunk
             return AdmissionVerdict.REJECT
         if status is AllocStatus.LATER:
             need = state.cache.num_blocks_to_admit(live, hit, num_tokens)

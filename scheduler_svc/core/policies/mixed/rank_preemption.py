@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from block_manager.cache_rules import DevicePool, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering, Progress
+from scheduler_svc.core.parts.placement import fits_elsewhere
 from scheduler_svc.core.parts.preemption import LeastLost
 from scheduler_svc.core.parts.step_shares import StepShares
 from scheduler_svc.core.plan_builder import PlanBuilder
@@ -60,7 +61,12 @@ class RankPreemption:
             return
         head = state.waiting.peek()
         outranked = self._outranked(head, state)
-        if not outranked or not self._is_next(head, state):
+        if (
+            not outranked
+            or not self._is_next(head, state)
+            or fits_elsewhere(head, state, builder)
+            or not state.takes_work
+        ):
             return
         plea = self._plea(head, state)
         if plea is None or self._fits_surely(plea, state, builder):

@@ -54,6 +54,8 @@ class Prefills:
             need = state.cache.num_blocks_to_admit(group.live, _NO_HIT, num_new, lookahead)
             state.journal.stop(group, Reason.NEED_BLOCKS, **state.shortage(need))
             return AdmissionVerdict.STOP
+        if status is AllocStatus.NEVER and not state.is_largest:
+            return AdmissionVerdict.SKIP
         if status is AllocStatus.NEVER:
             why = f"its {num_tokens} tokens need more blocks than the {state.cache.capacity_tokens} tokens of the cache"
             builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

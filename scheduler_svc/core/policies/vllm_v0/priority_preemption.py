@@ -3,6 +3,7 @@
 from block_manager.cache_rules import AllocStatus, PrefixHit
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.phases import Preemption
+from scheduler_svc.core.parts.placement import fits_elsewhere
 from scheduler_svc.core.parts.preemption import SWAP
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.vllm_v0.shares import WholePrompts
@@ -26,7 +27,7 @@ class PriorityPreemption:
     def make_room(self, state: CoreState, builder: PlanBuilder) -> None:
         """Preempt groups for the head of waiting."""
         state.running.sort(key=self._ordering.key)
-        if len(state.waiting) and state.guard.favourite is None:
+        if self._may_make_room(state, builder):
             head = state.waiting.pop()
             num_tokens = self._shares.num_new_tokens(head, state, builder)
             while state.running and self._outranked(state.running[-1], head):
@@ -38,6 +39,12 @@ class PriorityPreemption:
             if builder.preempted:
                 state.journal.stop(head, Reason.MADE_ROOM, preempted=len(builder.preempted))
         state.waiting.sort(self._ordering)
+
+    @staticmethod
+    def _may_make_room(state: CoreState, builder: PlanBuilder) -> bool:
+        if not len(state.waiting) or state.guard.favourite is not None or not state.takes_work:
+            return False
+        return not fits_elsewhere(state.waiting.peek(), state, builder)
 
     def _outranked(self, runner: Group, head: Group) -> bool:
         return self._ordering.key(runner) > self._ordering.key(head)

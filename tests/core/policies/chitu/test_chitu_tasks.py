@@ -120,7 +120,7 @@ def test_a_request_that_was_prefilled_elsewhere() -> None:
         tasks.core.add_prefilled(tasks.request("b", 2))
     with pytest.raises(ResourceExhausted, match="no room for the 8 tokens"):
         tasks.core.add_prefilled(tasks.request("c", 8, committed=(5,)))
-    with pytest.raises(InvalidArgument, match="rank"):
+    with pytest.raises(InvalidArgument, match="which worker"):
         Tasks("chitu-dp").core.add_prefilled(tasks.request("d", 2, committed=(5,)))
     assert tasks.pool() == ["a"]
     assert [tasks.step() for _ in range(3)] == [[("a", "D", 9, 1)], [("a", "D", 10, 1)], []]

@@ -363,8 +363,8 @@ def test_a_failed_step_sends_back_what_a_later_step_swapped_out() -> None:
     first, second = plans
     assert second.swap_out
     only_a = next(e for e in first.scheduled if e.request_id == "a")
-    core._flights._by_step[first.step] = [
-        flight for flight in core._flights.land(first.step) if flight.sequence.name == only_a.name
+    core.workers[0].flights._by_step[first.step] = [
+        flight for flight in core.workers[0].flights.land(first.step) if flight.sequence.name == only_a.name
     ]
     core.fail_step(first.step, "broken")
     assert swapped(core) == []

@@ -24,7 +24,7 @@ def test_alone_and_too_long_for_the_cache_it_ends(preset: str) -> None:
         ("big", SequenceStatus.FINISHED_IGNORED),
         ("small", SequenceStatus.FINISHED_LENGTH_CAPPED),
     ]
-    assert core.state.num_cumulative_preemptions > 0
+    assert core.state.shared.num_cumulative_preemptions > 0
 
 
 @PRESETS
@@ -145,5 +145,5 @@ class TestRecomputeOfSamples:
         add(wide, "a", 8, 6)
         add(wide, "b", 6, 5, n=2)
         assert disturbed == finish(wide)
-        assert tight.state.num_cumulative_preemptions > 0
+        assert tight.state.shared.num_cumulative_preemptions > 0
         assert {name: len(tokens) for name, tokens in disturbed.items()} == {"a/0": 6, "b/0": 5, "b/1": 5}

@@ -24,7 +24,7 @@ from tests.support.core.v0_builders import (
 def decode(core: Scheduler, token_budget: int = 64) -> PlanBuilder:
     """A step planned by the phases alone, so that its budget can be looked at."""
     builder = PlanBuilder(0.0, StepBudget(token_budget, core.state.limits.max_num_seqs))
-    for phase in core._phases:
+    for phase in core.workers[0]._phases:
         phase.run(core.state, builder)
     return builder
 
@@ -217,7 +217,7 @@ def test_everything_ends_and_everything_is_free() -> None:
     tokens = finish(core)
     assert {len(found) for found in tokens.values()} == {9}
     assert len(tokens) == 7
-    assert core.state.num_cumulative_preemptions > 0
+    assert core.state.shared.num_cumulative_preemptions > 0
 
 
 def test_a_result_without_requests_is_nothing() -> None:

@@ -202,7 +202,7 @@ def test_finished_requests_leave_running_and_are_told_with_the_next_plan() -> No
     add(core, "b", 3, 3)
     [plan] = core.schedule(0)
     core.update(answer(core, plan))
-    assert (queues(core)["running"], core.state.finished) == (["b"], ["a"])
+    assert (queues(core)["running"], core.state.shared.finished) == (["b"], ["a"])
     assert [p.finished for p in steps(core, 2)] == [["a"], []]
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from tests.support.core.builders import answer, make_request
 from tests.support.core.granting_lives import GRANTING, granting_life
 from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import random_setting
-from tests.support.core.recorded_lives import KEY, RecordedLife, recorded, recorded_steps
+from tests.support.core.recorded_lives import KEY, RecordedLife, recorded, recorded_of_several, recorded_steps
 
 ROOT = Path(__file__).parents[4]
 POLICIES = presets.policy_names()
@@ -41,8 +41,8 @@ Record = Callable[[str, object], None]
 # What a `Scheduler` offers to observers; all else it offers is an input.
 LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
-    "has_grant", "wants_step_back",
-    "pool_report", "check_integrity", "view", "parts", "deadlines", "change",
+    "has_grant", "wants_step_back", "states", "ledger", "num_workers", "worker_of", "has_work", "runs_on", "has_worker_per_lane",
+    "pool_report", "check_integrity", "view", "deadlines", "put", "dissolve_fast_rows",
     "pool_counts", "queue_lengths", "cached_blocks",
 }  # fmt: skip
 
@@ -76,6 +76,10 @@ def test_the_lives_have_all_kinds_of_events() -> None:
         for seed in SEEDS:
             seen.update(type(event) for segment in segments_of(policy, seed) for event in segment.events)
     seen.update(type(event) for segment in granting_life("quire", 0).segments() for event in segment.events)
+    for seed in range(3):
+        seen.update(
+            type(event) for segment in recorded_of_several("quire", seed).segments() for event in segment.events
+        )
     assert [kind.__name__ for kind in EVENTS if not seen[kind]] == []
 
 
@@ -87,6 +91,16 @@ def test_granted_steps_and_revocations_are_replayed(policy: str, seeds: tuple[in
     assert sum(life.num_repeats for life in lives) > 4 * len(seeds)
     for life in lives:
         segments = life.segments()
+        for start in range(0, len(segments), 1 + len(segments) // 4):
+            _identical(replay(segments[start:]))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 8), marks=pytest.mark.long)], ids=len)
+def test_lives_of_several_workers_are_replayed(policy: str, seeds: Sequence[int]) -> None:
+    """Worker groups that join, drain, are lost and come back: all decisions again, from the start of any segment."""
+    for seed in seeds:
+        segments = recorded_of_several(policy, seed).segments()
         for start in range(0, len(segments), 1 + len(segments) // 4):
             _identical(replay(segments[start:]))
 

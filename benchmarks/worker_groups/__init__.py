@@ -1,0 +1,1 @@
+"""Several worker groups under one scheduler, in modelled time."""
