@@ -84,6 +84,9 @@ class WorkerSettings(ShellSettings):
     --gpu-memory-utilization."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     """Kernels: auto, reference, cpu or cuda."""
+    attention_backend: str = "auto"
+    """Attention on a CUDA device: auto (Triton), flashinfer, flash-attn-3, torch (fresh prompts only), or one of another
+    installed package. Recorded decode steps keep Triton's."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU, as also with --backend cpu, --quantization,
     --invariant or --kv-cache-dtype int8."""

@@ -71,7 +71,8 @@ def _measure(bench: Bench, parts: list[str]) -> None:
     # A step's floor is in seconds: its work is that many seconds, done at a rate of one per second at best.
     bench.ceilings["floor"] = [1.0]
     if "kernels" in parts:
-        gpu_kernels.Kernels(bench).run()
+        on_device = bench.device.type == "cuda"  # the libraries have no interpreter
+        gpu_kernels.Kernels(bench, gpu_kernels.installed_libraries(bench.skipped) if on_device else ()).run()
     if "steps" in parts:
         gpu_steps.run(bench)
     bench.measure_ceilings()

@@ -1,10 +1,11 @@
-"""Each Triton kernel alone, at the shapes of large models, as a share of what the device can do.
+"""Each Triton kernel and attention library alone, at the shapes of large models, as a share of what the device can do.
 
 A figure is the time of one layer: each run goes through enough layers to exceed the caches, as a model's step
 does. Work done once per step for all layers (the plan) is a figure of its own.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from benchmarks.gpu.clock import Bench
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.gpu import token_draws
 from paged_kernels.gpu.backend import TritonBackend, sharing_of
+from paged_kernels.gpu.library_backend import LibraryBackend
+from paged_kernels.registry import ATTENTION_BACKENDS, make_attention_backend
+from svc_common.errors import ConfigError
 
 _COLD_BYTES = 256 << 20
 _DTYPE = torch.bfloat16
@@ -40,23 +44,44 @@ class _Rows:
         self.min_ps = None
 
 
-class Kernels:
-    """All kernels of one backend; `group` query heads per kv head of `shape`."""
+def _title(what: str, backend: TritonBackend) -> str:
+    """Name of a row: Triton's have none of their own."""
+    return f"{what}, {backend.name}" if isinstance(backend, LibraryBackend) else what
 
-    def __init__(self, bench: Bench) -> None:
+
+def installed_libraries(skipped: list[str]) -> Iterator[LibraryBackend]:
+    """Attention backends of this repository that this machine has; adds to `skipped` why it has not the others."""
+    for name in ATTENTION_BACKENDS:
+        try:
+            made = make_attention_backend(name, os.environ, print)
+        except ConfigError as error:
+            skipped.append(error.message)
+        else:
+            assert isinstance(made, LibraryBackend)
+            yield made
+
+
+class Kernels:
+    """All kernels of the Triton backend, and attention of `libraries`; `group` query heads per kv head of `shape`."""
+
+    def __init__(self, bench: Bench, libraries: Iterable[LibraryBackend] = ()) -> None:
         self._bench, self._device = bench, bench.device
         self._backend = TritonBackend(sharing_of(bench.device))
         self._shape = CacheShape(16, 2, 32) if bench.tiny else CacheShape(16, 8, 128)
         self._group = 2 if bench.tiny else 4
         self._rule = AttentionRule(self._shape.head_dim**-0.5)
+        self._attends: list[TritonBackend] = [self._backend, *filter(self._takes, libraries)]
 
     def run(self) -> None:
         """Run all kernel benchmarks."""
         tiny = self._bench.tiny
         for sequences, context in [(1, 80), (3, 20)] if tiny else _FA3_US:
-            self._decode(sequences, context)
+            for backend in self._attends:
+                self._decode(sequences, context, backend)
         for tokens in [40] if tiny else _FA3_PREFILL_TFLOPS:
-            self._prefill(tokens)
+            for backend in self._attends:
+                self._prefill(tokens, backend)
+            self._prefill_by_torch(tokens)
         self._write(50 if tiny else 8192)
         self._moves(4 if tiny else 256)
         for rows in [2] if tiny else [1, 128]:
@@ -64,41 +89,58 @@ class Kernels:
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
-    def _decode(self, sequences: int, context: int) -> None:
-        shape = self._shape
+    def _decode(self, sequences: int, context: int, backend: TritonBackend) -> None:
+        shape, steps = self._shape, [(context, 1)] * sequences
+        if not self._measures(backend, steps):
+            return
         num_bytes = sequences * context * 2 * shape.num_kv_heads * shape.head_dim * 2
         layers = 1 if self._bench.tiny else max(1, min(32, _COLD_BYTES // num_bytes))
         name, fa3 = f"b{sequences} x {context}", _FA3_US.get((sequences, context))
         self._bench.add(
-            "decode attention", name, lambda: self._attention([(context, 1)] * sequences, layers), work=num_bytes,
+            _title("decode attention", backend), name, lambda: self._attention(steps, layers, backend), work=num_bytes,
             ceiling="memory", calls=layers, anchor=f"FA3 {fa3} us" if fa3 else "",
-            goal=_DECODE_GOALS.get((sequences, context)),
+            goal=_DECODE_GOALS.get((sequences, context)) if backend is self._backend else None,
         )  # fmt: skip
-        if (sequences, context) in {(32, 4096), (3, 20)}:
-            batch = self._batch([(context, 1)] * sequences)
+        if backend is self._backend and (sequences, context) in {(32, 4096), (3, 20)}:
+            batch = self._batch(steps)
             self._bench.add(
                 "plan of a step", name, lambda: lambda: self._plan(batch), graph=False, work=num_bytes, ceiling="memory"
             )
+
+    def _takes(self, backend: LibraryBackend) -> bool:
+        """True if it takes these shapes; else says why not."""
+        problem = backend.limits.problem(self._shape, _DTYPE, _DTYPE, [self._rule])
+        if problem:
+            self._bench.skipped.append(f"{backend.name} {problem}")
+        return not problem
+
+    def _measures(self, backend: TritonBackend, sequences: Sequence[tuple[int, int]]) -> bool:
+        """True unless the backend leaves such steps to Triton."""
+        return not isinstance(backend, LibraryBackend) or backend.takes(self._batch(sequences))
 
     def _plan(self, batch: AttentionBatch) -> None:
         batch.plans.clear()
         query = torch.empty(0, self._group * self._shape.num_kv_heads, 1, dtype=_DTYPE)
         self._backend.plans(query, batch, self._shape, self._rule)
 
-    def _prefill(self, tokens: int) -> None:
-        heads, dim = self._group * self._shape.num_kv_heads, self._shape.head_dim
-        # Causal: half of the square.
-        operations = 4 * heads * dim * tokens * (tokens + 1) / 2
+    def _operations(self, tokens: int) -> float:
+        """Of causal attention, half of the square."""
+        return 4 * self._group * self._shape.num_kv_heads * self._shape.head_dim * tokens * (tokens + 1) / 2
+
+    def _prefill(self, tokens: int, backend: TritonBackend) -> None:
         published = _FA3_PREFILL_TFLOPS.get(tokens)
         self._bench.add(
-            "prefill attention", f"{tokens} tokens", lambda: self._attention([(tokens, tokens)], 1), work=operations,
-            ceiling="gemm", anchor=f"FA3 {published} TFLOP/s" if published else "",
+            _title("prefill attention", backend), f"{tokens} tokens",
+            lambda: self._attention([(tokens, tokens)], 1, backend), work=self._operations(tokens), ceiling="gemm",
+            anchor=f"FA3 {published} TFLOP/s" if published else "",
         )  # fmt: skip
+
+    def _prefill_by_torch(self, tokens: int) -> None:
         if self._device.type == "cuda":
             for kind in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
                 self._bench.add(
                     f"torch {kind.name.lower()}", f"{tokens} tokens", lambda kind=kind: self._torch(tokens, kind),
-                    graph=False, work=operations, ceiling="gemm",
+                    graph=False, work=self._operations(tokens), ceiling="gemm",
                 )  # fmt: skip
 
     def _torch(self, tokens: int, kind: SDPBackend) -> Callable[[], Any]:
@@ -111,7 +153,9 @@ class Kernels:
 
         return run
 
-    def _attention(self, sequences: Sequence[tuple[int, int]], layers: int) -> Callable[[], None]:
+    def _attention(
+        self, sequences: Sequence[tuple[int, int]], layers: int, backend: TritonBackend
+    ) -> Callable[[], None]:
         """A step with sequences of (context, new tokens), over this many layers."""
         batch = self._batch(sequences)
         blocks = int(batch.block_tables.max()) + 1
@@ -121,7 +165,7 @@ class Kernels:
 
         def run() -> None:
             for cache in pool:
-                self._backend.paged_attention(query, cache, batch, self._shape, self._rule)
+                backend.paged_attention(query, cache, batch, self._shape, self._rule)
 
         return run
 
@@ -135,7 +179,8 @@ class Kernels:
         slots = tables[rows, positions // size] * size + positions % size
         offsets = np.cumsum([0, *(new for _, new in sequences)], dtype=np.int32)
         columns = (rows.int(), positions.int(), slots, tables.int())
-        return AttentionBatch(*(column.to(self._device) for column in columns), offsets)
+        lengths = np.array([context for context, _ in sequences], np.int32)
+        return AttentionBatch(*(column.to(self._device) for column in columns), offsets, lengths)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

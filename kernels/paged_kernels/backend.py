@@ -57,8 +57,9 @@ class AttentionBatch:
     PADDING_SLOT: such a token is not written and its result is zero. `block_tables`: int32 [S, most blocks],
     block ids in logical order, padded with any value. `offsets` [n + 1], on the host: packed tokens
     offsets[i] : offsets[i + 1] are consecutive positions of one sequence; tokens after the last are padding.
-    `plans`: what a backend computes once for all layers of the step; code that changes tensors in place must
-    clear it.
+    `lengths`: int32 [n], on the host: keys that the last of these tokens attends to, any value where there are no
+    tokens; None where only the device knows, as in a recorded step. `plans`: what a backend computes once for all
+    layers of the step; code that changes tensors in place must clear it.
     """
 
     sequences: torch.Tensor
@@ -66,12 +67,13 @@ class AttentionBatch:
     slots: torch.Tensor
     block_tables: torch.Tensor
     offsets: NDArray[np.int32]
+    lengths: NDArray[np.int32] | None = None
     plans: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def to(self, device: torch.device) -> "AttentionBatch":
         """The same batch with its tensors on `device`."""
         columns = (self.sequences, self.positions, self.slots, self.block_tables)
-        return AttentionBatch(*(column.to(device, non_blocking=True) for column in columns), self.offsets)
+        return AttentionBatch(*(column.to(device, non_blocking=True) for column in columns), self.offsets, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class AttentionRule:
 
 
 class KernelBackend(Protocol):
-    """Kernels over a paged cache. Stateless; the caller owns every tensor.
+    """Kernels over a paged cache. Stateless but for a workspace; the caller owns every other tensor.
 
+    What else a backend may have is in registry.py: `decoder`, `greedy`, `limits`, `workspace_bytes`.
     `invariant`: True if a token's result is bitwise independent of the rest of the batch, of how its prompt
     was chunked and of where its blocks are. `blocks`: moves whole blocks.
     """

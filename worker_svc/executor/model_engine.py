@@ -82,9 +82,11 @@ class ModelEngine:
         if self._device is HOST:
             tokens, seqs = min(tokens, profile.MOST_HOST_TOKENS), min(seqs, profile.MOST_HOST_SEQUENCES)
         self._max_num_seqs = max_num_seqs
+        held_bytes = loaded.workspace_bytes
         activation_bytes = self._device.peak_bytes(
             lambda: profile.run_largest_step(loaded, self.row_rule, tokens, seqs)
         )
+        activation_bytes -= loaded.workspace_bytes - held_bytes  # allocated in that step, for good
         if self._device is not HOST:  # where nothing is recorded
             activation_bytes += self._device.peak_bytes(lambda: profile.run_fixed_step(loaded, max_num_seqs))
         budget = self._budget(loaded, activation_bytes, tokens)
@@ -113,6 +115,7 @@ class ModelEngine:
                 block_bytes=loaded.block_bytes,
                 weight_bytes=loaded.model.weight_bytes,
                 activation_bytes=activation_bytes,
+                workspace_bytes=loaded.workspace_bytes,
                 swap_bytes=int(settings.swap_space_gib * memory.GIB),
                 utilization=settings.gpu_memory_utilization,
                 cache_bytes=settings.kv_cache_memory_bytes,

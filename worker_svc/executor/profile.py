@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from paged_kernels.registry import attention_limits
 from worker_svc.invariance import FREE, RowRule, measure
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.fused.recorded_steps import most_rows
-from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.input_batch import model_inputs, without_lengths
 from worker_svc.model.loading import LoadedModel
 from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
 
@@ -41,7 +42,11 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     tables = np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1))
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
     loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[1]).device_pool)
-    logits = loaded.model.logits(model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule))
+    steps = model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule)
+    if attention_limits(loaded.kernels) is not None:
+        # What a library leaves to the Triton kernels may take more memory.
+        loaded.model.logits(map(without_lengths, steps))
+    logits = loaded.model.logits(steps)
     ones = torch.ones(num_seqs, dtype=torch.int64, device=logits.device)
     half = torch.full((num_seqs,), 0.5, device=logits.device)
     drawn = torch.arange(num_seqs, device=logits.device) < rows_at_once(logits.shape[1])
@@ -79,7 +84,7 @@ def _most_blocks(loaded: LoadedModel) -> int:
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:
     """The row rule that makes this model batch invariant on this processor; None if there is none."""
-    if not loaded.may_be_invariant:
+    if not loaded.kernels.invariant:
         return None
     rule = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
     return rule if rule is not None and _keeps(loaded, rule) else None

@@ -76,6 +76,8 @@ def model_inputs(
         if (size := rule.padded(end - begin)) > end - begin:
             columns = [_padded(column, size, fill) for column, fill in zip(columns, _FILLS.values(), strict=True)]
         token_ids, positions, token_rows, slots = columns
+        offsets = np.clip(packed.row_offsets, begin, end) - begin
+        lengths = positions[np.maximum(offsets[1:], 1) - 1] + 1
         wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
         wide = (token_ids.astype(np.int64), positions.astype(np.int64), _logit_rows(wanted, rule))
         *columns, ids, places, logit_rows, unread, unread_rows = upload(
@@ -85,7 +87,7 @@ def model_inputs(
             ModelInput(
                 token_ids=ids[None],
                 positions=places[None],
-                attention=AttentionBatch(*columns, tables, np.clip(packed.row_offsets, begin, end) - begin),
+                attention=AttentionBatch(*columns, tables, offsets, lengths),
                 logit_rows=logit_rows,
                 num_logits=len(wanted),
                 adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
@@ -93,6 +95,11 @@ def model_inputs(
             )
         )
     return passes
+
+
+def without_lengths(step: ModelInput) -> ModelInput:
+    """The same pass, as one of which only the device knows how many keys its sequences have."""
+    return replace(step, attention=replace(step.attention, lengths=None, plans={}))
 
 
 def _unread(packed: PackedTokens, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

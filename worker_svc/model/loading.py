@@ -3,20 +3,24 @@
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from paged_kernels.backend import BlockMover, CacheShape, scale_bytes
+from paged_kernels.backend import CacheShape, KernelBackend, scale_bytes
 from paged_kernels.decoder import DecoderKernels
 from paged_kernels.quantized import quantized
 from paged_kernels.registry import (
     GreedyKernel,
+    attention_limits,
     decoder_kernels,
     drawing_kernels,
     greedy_kernel,
     interprets_triton,
+    make_attention_backend,
     make_backend,
+    workspace_bytes,
 )
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
@@ -42,8 +46,7 @@ class LoadedModel:
     """A model ready to be bound to a cache.
 
     `bundle`: serialised ModelBundle; `limits` holds its digest. `dtype`: compute type. `cache_dtype`: storage
-    type of keys and values. `may_be_invariant`: True if the kernels are batch invariant. `draws`: token
-    sampling on the device. `greedy`: argmax of logits.
+    type of keys and values. `draws`: token sampling on the device. `greedy`: argmax of logits.
     """
 
     model: RowModel
@@ -54,8 +57,7 @@ class LoadedModel:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     device: Device
-    blocks: BlockMover
-    may_be_invariant: bool
+    kernels: KernelBackend
     draws: sampler.TokenDraws
     greedy: GreedyKernel
 
@@ -68,8 +70,13 @@ class LoadedModel:
             num_cpu_blocks=num_cpu_blocks,
             dtype=self.cache_dtype,
             device=self.device,
-            blocks=self.blocks,
+            blocks=self.kernels.blocks,
         )
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that the kernels hold now."""
+        return workspace_bytes(self.kernels)
 
     @property
     def block_bytes(self) -> int:
@@ -142,7 +149,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
     memory.check_weights(found.loaded_bytes(dtype), device.free_bytes(), str(device.torch_device))
     progress("kernels", _WEIGHTS_FROM / 2)
-    kernels = make_backend(backend, os.environ, lambda line: progress(line, _WEIGHTS_FROM / 2))
+    kernels = _make_kernels(settings, device, backend, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
     fast = decoder_kernels(kernels) if settings.fuse else None
     dtype = _with_integers(settings, found, dtype, fast)
@@ -167,6 +174,9 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     shape = architecture.check_calls(loaded, found.text_config, calls, **sizes)
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
+    taken = attention_limits(kernels)
+    if taken and (problem := taken.problem(shape, dtype, cache_dtype, [call.rule for call in calls])):
+        raise _refused_attention(settings.attention_backend, problem)
     if fast is not None:
         fuse_tried(
             model,
@@ -189,10 +199,29 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=device,
-        blocks=kernels.blocks,
-        may_be_invariant=kernels.invariant,
+        kernels=kernels,
         draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
         greedy=greedy_kernel(kernels) or sampler.greedy,
+    )
+
+
+def _make_kernels(settings: WorkerSettings, device: Device, backend: str, say: Callable[[str], None]) -> KernelBackend:
+    """The device's kernels, with the attention that is asked for."""
+    name = settings.attention_backend
+    if name == "auto":
+        return make_backend(backend, os.environ, say)
+    if backend != "cuda" or device is HOST:
+        here = f"this worker has the backend {backend} on {device.torch_device}"
+        raise _refused_attention(name, f"needs a CUDA device with --backend auto or cuda, and {here}")
+    log.info(
+        "--attention-backend %s: it has the steps that are not recorded; its first use may compile for minutes", name
+    )
+    return make_attention_backend(name, os.environ, say)
+
+
+def _refused_attention(name: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"--attention-backend {name} {problem}: use --attention-backend auto", reason="ATTENTION_UNSUPPORTED"
     )
 
 

@@ -15,8 +15,9 @@ class MemoryBudget:
     """Measurements and settings, in bytes.
 
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
-    CPU. `peak_bytes` counts weights and the peak of the profile step. `free_bytes`: free device memory once
-    the weights are loaded; None = not checked. `profiled_tokens`: tokens of the profile step.
+    CPU. `peak_bytes` counts weights, the peak of the profile step and `workspace_bytes`, which the kernels keep.
+    `free_bytes`: free device memory once weights and workspace are there; None = not checked. `profiled_tokens`:
+    tokens of the profile step.
     """
 
     block_size: int
@@ -24,6 +25,7 @@ class MemoryBudget:
     weight_bytes: int
     activation_bytes: int
     swap_bytes: int
+    workspace_bytes: int = 0
     total_bytes: int = 0
     utilization: float = 1.0
     cache_bytes: int | None = None
@@ -33,8 +35,8 @@ class MemoryBudget:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the profile step, weights included."""
-        return self.weight_bytes + self.activation_bytes
+        """Peak of the profile step, weights and workspace included."""
+        return self.weight_bytes + self.activation_bytes + self.workspace_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _account(budget: MemoryBudget) -> str:
     used = size_text(int(budget.total_bytes * budget.utilization))
     return (
         f" ({budget.utilization:g} of {size_text(budget.total_bytes)} are {used}; weights take "
-        f"{size_text(budget.weight_bytes)}, the largest step {size_text(budget.activation_bytes)})"
+        f"{size_text(budget.weight_bytes)}, the largest step {size_text(budget.activation_bytes + budget.workspace_bytes)})"
     )
 
 
@@ -172,7 +174,7 @@ def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: i
         total_bytes=budget.cache_bytes if budget.cache_bytes is not None else budget.total_bytes,
         utilization=1.0 if budget.cache_bytes is not None else budget.utilization,
         weight_bytes=budget.weight_bytes,
-        peak_activation_bytes=budget.activation_bytes,
+        peak_activation_bytes=budget.activation_bytes + budget.workspace_bytes,
         swap_space_bytes=budget.swap_bytes,
         readable=_table(budget, counts, max_model_len),
     )
@@ -196,6 +198,8 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
             f"{counts.num_cpu_blocks} blocks",
         ),
     ]
+    if budget.workspace_bytes:
+        rows.insert(2, ("attention's workspace", size_text(budget.workspace_bytes), ""))
     if budget.cache_bytes is None:
         share = f"{budget.utilization:.0%} of it may be used"
         rows.insert(0, ("device memory", size_text(budget.total_bytes), share))

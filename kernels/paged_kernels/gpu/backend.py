@@ -53,7 +53,7 @@ class TritonBackend:
     def __init__(self, sharing: Sharing) -> None:
         self.blocks = block_moves.TritonBlocks()
         self.decoder = TritonDecoders(self.attend)
-        self._sharing = sharing
+        self.sharing = sharing
         self._upcast = is_interpreted()
 
     def write_kv(
@@ -91,7 +91,7 @@ class TritonBackend:
         group = query.shape[1] // shape.num_kv_heads
         key = (shape, group, query.dtype, rule.sliding_window)
         if key not in batch.plans:
-            batch.plans[key] = make_plans(batch, shape, group, query.dtype, rule.sliding_window, self._sharing)
+            batch.plans[key] = make_plans(batch, shape, group, query.dtype, rule.sliding_window, self.sharing)
         return batch.plans[key]
 
     def _run(

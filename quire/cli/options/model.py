@@ -46,8 +46,8 @@ loading = options_of(
     spelled=option_of,
     panels={
         _MODEL: (
-            *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend", "device"),
-            *("num_threads", "fuse", "weight_cache", "invariant"),
+            *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend"),
+            *("attention_backend", "device", "num_threads", "fuse", "weight_cache", "invariant"),
         )
     },
 )

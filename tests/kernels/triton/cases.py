@@ -95,6 +95,7 @@ def make_inputs(problem: Problem) -> Inputs:
         slots=torch.cat([*new_slots, torch.full((PADDING,), PADDING_SLOT)]).to(DEVICE),
         block_tables=tables.int().to(DEVICE),
         offsets=np.cumsum([0, *news], dtype=np.int32),
+        lengths=np.array([old + new for old, new in problem.sequences], np.int32),
     )
     window = problem.rule.sliding_window or 10**9
     stale = [tables[i, : max(0, old - window + 1) // size] for i, (old, _) in enumerate(problem.sequences)]

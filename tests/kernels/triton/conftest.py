@@ -9,7 +9,10 @@ import os
 
 import pytest
 
+from tests.support.attention_packages import attention_packages
 from tests.support.cuda import skip_without_device
+
+__all__ = ["attention_packages"]
 
 collect_ignore_glob = [] if {"TRITON_INTERPRET", "QUIRE_TEST_DEVICE"} & os.environ.keys() else ["test_*.py"]
 

@@ -1,12 +1,14 @@
 """The GPU benchmark at tiny shapes in the interpreter: all of it runs, and says what it did."""
 
 import json
+import time
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.kernels import Kernels, installed_libraries
 from tests.kernels.triton.cases import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the interpreter is not there")
@@ -30,3 +32,18 @@ def test_every_part_runs():
     }  # fmt: skip
     assert all(row["us"] > 0 and 0 <= row["share"] < 1 for row in result["figures"])
     assert result["skipped"] == []
+
+
+@pytest.mark.long
+def test_libraries_have_rows(attention_packages, monkeypatch):
+    """Beside Triton's: where they take the shape, and the step."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    bench = gpu.Bench(DEVICE, time.monotonic() + 300, tiny=True)
+    bench.measure_ceilings()
+    Kernels(bench, installed_libraries(bench.skipped)).run()
+    rows = [figure.name for figure in bench.figures if "attention" in figure.name]
+    assert rows == [
+        *["decode attention", "decode attention, flash-attn-3"] * 2,
+        *("prefill attention", "prefill attention, flash-attn-3", "prefill attention, torch"),
+    ]
+    assert bench.skipped == ["flashinfer takes head sizes of 64, 128 or 256, not 32"]
