@@ -79,7 +79,7 @@ class Life:
         )
         self._core = presets.build(policy, limits)
         if not explained:
-            self._core.state.journal = SilentJournal()
+            self._core.state.shared.journal = SilentJournal()
         self._timelines = Timelines(self._core.state.requests.__contains__) if explained else None
         self._num_wanted = running + waiting
         self._num_added = 0

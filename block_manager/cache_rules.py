@@ -130,6 +130,9 @@ class CacheRules(Protocol):
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
         """The sequence's longest cached prefix, where hits save token budget (V1); else empty."""
 
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Key of its first block in the device pool, by which a cached prefix begins; None if nothing cached is used."""
+
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Tokens of its longest cached prefix, for a sequence without blocks; for choosing among several caches."""
 

@@ -24,12 +24,14 @@ from benchmarks import command_line, report
 from benchmarks.scheduler_core import runs as scheduler_runs
 from benchmarks.scheduler_core import wire as scheduler_wire
 from benchmarks.scheduler_core.runs import CHURN, Case
+from benchmarks.scheduler_core.workers import many_workers
 
 _SIZES = "32,256,1024,4096,16384"
 _MOST_RUNNING = 1_000_000
 _PROMPT_TOKENS = 1024
 _ADMISSIONS = 128
 _WIRE_ROWS = 256
+_MOST_WORKERS, _WORKER_ROWS = 1_024, 256
 Rows = list[dict[str, Any]]
 
 _EXAMPLES = """
@@ -48,6 +50,9 @@ admission: add() and the schedule() that admits a 1,024-token prompt with no oth
 hash: the hashes of its blocks alone.
 
 wire: a step in which all 256 rows change, from columns to bytes and from bytes to checked arrays.
+
+workers: with --workers, one scheduler plans for so many worker groups with 256 running sequences each, under `quire` with caching:
+CPU time of one worker group's schedule() + update(), median over rounds (least-greatest).
 
 --verify models each run with one plain object per sequence and compares counters, tables, reference counts, prefixes and outputs
 outside the timing. Differences are printed on standard error; the exit status is then 1.
@@ -127,6 +132,7 @@ def main(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check against a brute-force model; status 1 if it differs.")
     ] = False,
+    workers: Annotated[str, typer.Option(help="Numbers of worker groups N,N,... to plan for as well.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this file too.")] = None,
 ) -> None:
@@ -134,6 +140,9 @@ def main(
     sizes = command_line.numbers(running, 2, _MOST_RUNNING, "32,1024")
     with command_line.progress("scheduler core", len(pairs(sizes)) + 1) as tick:
         result, differences = measure(sizes, verify=verify, tick=tick)
+    if workers:
+        counts = command_line.numbers(workers, 1, _MOST_WORKERS, "1,64")
+        result["workers"] = [asdict(row) for churn in (0.0, CHURN) for row in many_workers(counts, _WORKER_ROWS, churn)]
     if verify:
         result["verified"] = not differences
     if out is not None:
@@ -172,6 +181,12 @@ def _show(result: dict[str, Any], console: Console) -> None:
         times = [f"{row[name]:,.1f}" for name in ("request_us", "add_us", "schedule_us", "hash_us")]
         table.add_row("hit" if row["hit"] else "miss", *times)
     console.print(table)
+    if "workers" in result:
+        table = Table("workers", "churn", "us", "least-greatest", title="many workers: CPU us per step of one of them")
+        for row in result["workers"]:
+            times = f"{row['step_us']:,.0f}", f"{row['least_us']:,.0f}-{row['most_us']:,.0f}"
+            table.add_row(str(row["workers"]), f"{row['churn']:.0%}" if row["churn"] else "", *times)
+        console.print(table)
     table = Table("goal", "", "measured", "at most", "", title="goals: the worst figure of each", title_justify="left")
     for goal in result["goals"]:
         measured = (

@@ -125,6 +125,11 @@ class Vllm063Rules:
         """Return an empty hit: hits save blocks here, not token budget."""
         return PrefixHit()
 
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Key of its first block; None without prefix caching."""
+        has_it = len(sequence.token_ids) > self.ledger.block_size and not sequence.no_cache_reuse
+        return self._tables.keys.of(sequence, 0) if has_it else None
+
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Tokens of its leading full blocks that are cached."""
         return num_cached_blocks(self._tables.keys, sequence, self.ledger.gpu) * self.ledger.block_size

@@ -27,6 +27,10 @@ class NoBlocks:
         """Return an empty hit."""
         return PrefixHit()
 
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Return None."""
+        return None
+
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Return 0."""
         return 0

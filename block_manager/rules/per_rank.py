@@ -111,6 +111,10 @@ class PerRankRules:
         """Its longest cached prefix on its rank."""
         return self._of(sequence).lookup(sequence)
 
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Hash of its first block."""
+        return self._ranks[0].first_key(sequence)
+
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """The most that a rank has cached of it."""
         return max(self.known_tokens(sequence))

@@ -62,6 +62,12 @@ class PrefixBook:
             known = self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
         return max(known, self._of_siblings(sequence, most), key=len) if sequence.sibling_names else known
 
+    def first_hash(self, sequence: CachedSequence) -> bytes | None:
+        """Hash of its first block; None if that is not full, or nothing cached is used."""
+        if not self.enabled or sequence.no_cache_reuse or len(sequence.token_ids) <= self._ledger.block_size:
+            return None
+        return self._hashes(sequence, 1)[0]
+
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
         """For each full block among the first `num_tokens` tokens the device block that caches the same contents,
         or None.

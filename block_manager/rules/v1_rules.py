@@ -104,6 +104,10 @@ class V1PoolRules(NoSwap):
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
 
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Hash of its first block; None without prefix caching."""
+        return self._prefixes.first_hash(sequence)
+
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Tokens of its longest cached prefix."""
         return len(self._prefixes.find(sequence)) * self.ledger.block_size

@@ -26,6 +26,7 @@ class PlanBuilder:
     - `torn`: withdrawn sequences without their copy-on-write copies.
     - `num_caught_up`: tokens of running groups that are recomputed over several steps.
     - `num_passed`: groups left to other worker groups; `left`: (sequences, tokens) of them by worker group.
+    - `idlest`: heap of the other worker groups by seconds of queued work, as `parts/placement` saw them last.
     - `is_repeat`: the worker runs the step by a grant. `revoked`: why the grant before was revoked.
     """
 
@@ -52,6 +53,7 @@ class PlanBuilder:
     num_caught_up: int = 0
     num_passed: int = 0
     left: dict[int, tuple[int, float]] = field(default_factory=dict)
+    idlest: list[tuple[float, int]] | None = None
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
     grant: StepGrant | None = None

@@ -168,7 +168,8 @@ class Group:
     - `lane`: where it was planned last, under policies with several lanes of a worker; some never change it.
     - `worker`: number of the worker group that it runs on, or ran on last.
     - `turn`: its place in the rotation over worker groups (`placement.RoundRobin`); None before it was examined.
-    - `passed_at`: since when it has been left to another worker group, on the clock of `schedule`; None if it is not.
+    - `passed_at`: since when it has been left to other worker groups, on the clock of `schedule`; None if it is not.
+      `left_to`: the last of them, and how often that had planned; `left_until`: when it may start elsewhere.
     - `num_charged`: output tokens charged to its tenant while it runs (`tenant_accounts`).
     - `mask_debt_s`, `is_paused`: seconds by which its grammar masks delayed steps, and whether it sits out
       steps for that (`slow_masks`).
@@ -188,6 +189,8 @@ class Group:
     worker: int = 0
     turn: int | None = None
     passed_at: float | None = None
+    left_to: tuple[int, int] | None = None
+    left_until: float = 0.0
     num_charged: int = 0
     mask_debt_s: float = 0.0
     is_paused: bool = False

@@ -258,6 +258,7 @@ class Scheduler:
         """Serve a worker group with an empty memory, as the next one or in place of a lost one (`live_change.put_worker`)."""
         at = slice(worker.state.number, worker.state.number + 1)
         self.workers[at], self._shared.workers[at], self.pools[at] = [worker], [worker.state], [pool]
+        self._shared.measure()
 
     @property
     def has_worker_per_lane(self) -> bool:
@@ -313,6 +314,7 @@ class Scheduler:
         """
         state = self.workers[worker].state
         state.takes_work, state.is_gone = False, True
+        self._shared.measure()
 
     def send_back(self, worker: int) -> None:
         """Requeue all groups of a worker group, which continue on others; what they generated is kept."""

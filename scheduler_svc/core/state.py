@@ -32,6 +32,7 @@ class SharedState:
     - `costs`: of work on a worker, measured last.
     - `chains`: block hashes of the tokens of each sequence.
     - `workers`: the states of all worker groups, by number.
+    - `most_tokens`: of the longest sequence that a worker group could hold; of removed ones where all are.
     - `num_turns`: groups that have a place in the rotation over worker groups.
     - `ended`: sequences that ended between two plans, to be reported by the next one.
     - `finished`: requests that ended since the last plan.
@@ -54,16 +55,16 @@ class SharedState:
     ended: list[EndedSequence] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     num_turns: int = 0
+    most_tokens: int = 0
     num_wide: int = 0
     num_cumulative_preemptions: int = 0
     is_warming_up: bool = False
     grants_from: float = 0.0
 
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the longest sequence that a worker group could hold; of the removed ones where all are."""
+    def measure(self) -> None:
+        """Set `most_tokens`, after a worker group joined, was removed or changed its size."""
         states = [state for state in self.workers if not state.is_gone] or self.workers
-        return max(state.cache.capacity_tokens for state in states)
+        self.most_tokens = max(state.cache.capacity_tokens for state in states)
 
     def take_ended(self) -> list[EndedSequence]:
         """Remove and return what is in `ended`."""
@@ -85,6 +86,7 @@ class CoreState:
     - `max_total_tokens`: length at which a sequence ends.
     - `masks`: groups that sit out steps because of mask time.
     - `fast_rows`: the fast-decode rows.
+    - `num_plans`: plans made for it.
     - `num_started`: number of times a group entered the running queue.
     - `num_lost_tokens`: computed tokens that preempted groups must recompute.
     - `takes_work`: False while the worker group is drained or lost: no waiting group starts on it. `is_gone`: it was removed.
@@ -104,6 +106,7 @@ class CoreState:
     swapped: list[Group] = field(default_factory=list)
     left: dict[str, int | None] = field(default_factory=dict)
     on_worker: dict[str, None] = field(default_factory=dict)
+    num_plans: int = 0
     num_started: int = 0
     num_lost_tokens: int = 0
     takes_work: bool = True
@@ -178,6 +181,7 @@ class CoreState:
     def start(self, group: Group, now: float) -> None:
         """Mark a waiting group that was given blocks as running. The caller appends it to `running`."""
         group.place, group.worker, group.passed_at = QueueKind.RUNNING, self.number, None
+        group.left_to = None
         group.is_paused = False  # which the masks of another worker group may have set
         group.ticket = self.num_started
         self.num_started += 1

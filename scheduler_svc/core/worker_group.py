@@ -58,6 +58,7 @@ class WorkerGroup:
     def plan(self, step: int, lane: int, now: float, *, is_last: bool, alone: bool) -> StepPlan:
         """The plan of a lane. `is_last`: of those that can take a plan now; `alone`: the others are stalled."""
         builder = self._new_builder(step, now, lane)
+        self.state.num_plans += 1
         builder.ended += self.state.shared.take_ended()
         builder.ended += self._outputs.before_plan(self.state)
         builder.revoked, self._revoked = self._revoked, None

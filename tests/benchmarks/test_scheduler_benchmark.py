@@ -13,6 +13,7 @@ from benchmarks.scheduler_core import __main__ as scheduler_core
 from benchmarks.scheduler_core import runs, wire
 from benchmarks.scheduler_core.model import Model
 from benchmarks.scheduler_core.runs import CHURN, Case
+from benchmarks.scheduler_core.workers import ManyWorkers, many_workers
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.scheduler import Scheduler
@@ -193,3 +194,13 @@ def test_the_table_names_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke("--running", "32")
     assert result.exit_code == 0, result.output
     assert all(goal in result.output for goal in ("B1", "B2", "B3", "B4", "B5", "B6"))
+
+
+def test_many_workers_are_measured() -> None:
+    """A row for each number of worker groups; all sequences run, and with churn as many arrive as end."""
+    rows = many_workers([1, 3], 8, 0.25, num_rounds=8)
+    assert [(row.workers, row.churn) for row in rows] == [(1, 0.25), (3, 0.25)]
+    run = ManyWorkers(3, 8, 0.25)
+    for step in range(40):
+        run.round(float(step))
+    assert sum(run.core.queue_lengths) == 24 and run.core.check_integrity() == []

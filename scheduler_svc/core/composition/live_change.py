@@ -74,6 +74,7 @@ def reconfigure(core: Scheduler, spec: PolicySpec, limits: CoreLimits) -> None:
     task_policies.check_retune(core, spec, limits)
     for state, size in zip(states, sizes, strict=True):
         _resize(state, spec, size)
+    core.state.shared.measure()
     core.limits = limits
     if spec.schedules_tasks:
         task_policies.retune(core, spec, sizes)

@@ -63,6 +63,11 @@ class OutputLengths:
         self._error_by_length = 0.0
         self._error_by_part = 0.0
 
+    @property
+    def mean(self) -> float:
+        """Mean length in tokens; 0 before any output has finished."""
+        return self._lengths.mean
+
     def note(self, num_output_tokens: int, most: int) -> None:
         """Record an output that finished with that many tokens of at most `most` >= 1."""
         self.num_noted += 1
