@@ -96,11 +96,12 @@ class Scheduler:
 
     @property
     def has_endings_to_tell(self) -> bool:
-        """True if requests ended since the last plan.
+        """True if requests ended since the last plan, or one of several workers has sequences to forget.
 
         One more plan must then be made to inform the workers, even if it schedules nothing.
         """
-        return bool(self._shared.finished)
+        several = len(self.workers) > 1
+        return bool(self._shared.finished) or (several and any(state.left for state in self._shared.workers))
 
     @property
     def num_unfinished_groups(self) -> int:

@@ -62,7 +62,7 @@ def live(
 ) -> tuple[Transcript, SimulationHistory]:
     """One run with a worker that looks at what its blocks hold."""
     setting, tokens = scenario.setting, scenario.tokens()
-    core = presets.build(setting.spec, setting.limits)
+    core = presets.build(setting.spec, setting.limits, pools=setting.pools)
     transcript = Transcript()
     simulation = Simulation(
         core,
@@ -71,6 +71,7 @@ def live(
         scenario.cost,
         seed=scenario.seed,
         faults=scenario.faults,
+        faults_of=scenario.faults_of,
         worker_per_lane=setting.spec.phases == "ranks",
         max_in_flight=max_in_flight,
         observers=[transcript, *observers],
@@ -130,7 +131,9 @@ def promise(scenario: Scenario, streams: Streams) -> Promise:
 def most_steps(scenario: Scenario) -> int:
     """More steps than any sensible order of this work takes, with all that is computed again."""
     requests = [arrival.request for arrival in scenario.arrivals()]
-    return 200 + 30 * sum(r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in requests)
+    return max(1, len(scenario.setting.pools)) * 200 + 30 * sum(
+        r.num_samples * (r.stop.max_tokens + len(r.prompt_token_ids)) for r in requests
+    )
 
 
 def expected_streams(scenario: Scenario) -> dict[str, tuple[int, ...]]:

@@ -1,8 +1,8 @@
 """Scenario number N: policy, limits, arrivals and faults; everything follows from N."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.cost_model import CostModel
@@ -13,7 +13,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import ConfigError
-from tests.support.core.random_policies import Setting, random_setting
+from tests.support.core.random_policies import Setting, random_setting, with_workers
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 _ATTEMPTS = 50
@@ -21,13 +21,17 @@ _ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`seed` names it, with `policy` if that was chosen. `times_s`: when requests come."""
+    """`seed` names it, with `policy` if that was chosen. `times_s`: when requests come.
+
+    `faults_of`: of the workers beside the first.
+    """
 
     seed: int
     setting: Setting
     cost: CostModel
     faults: Faults
     times_s: tuple[float, ...]
+    faults_of: Mapping[int, Faults] = field(default_factory=dict)
 
     @property
     def policy(self) -> str:
@@ -42,6 +46,17 @@ class Scenario:
         """The requests, made anew: one serves once."""
         rng = random.Random(f"requests {self.seed}")
         return [_arrival(number, at_s, self.setting, rng) for number, at_s in enumerate(self.times_s)]
+
+
+def scenario_of_several(seed: int, policy: str | None = None) -> Scenario:
+    """The same scenario with one to four worker groups, of equal or unequal sizes; each has faults of its own."""
+    one, rng = scenario(seed, policy), random.Random(f"several {seed}")
+    if one.setting.spec.has("ranks"):
+        return one
+    setting = with_workers(one.setting, rng)
+    horizon_s = (one.times_s[-1] if one.times_s else 0.0) + 40 * one.cost.base_s
+    faults = {number: replace(Faults.random(rng, horizon_s), jumps=()) for number in range(1, len(setting.pools))}
+    return replace(one, setting=setting, faults_of=faults)
 
 
 def scenario(seed: int, policy: str | None = None) -> Scenario:
@@ -175,4 +190,5 @@ def undisturbed(given: Scenario) -> Scenario:
     """The same requests one after the other, with room for all, where nothing goes wrong and none is cancelled."""
     roomy = replace(given.setting.limits, num_gpu_blocks=4_096, num_cpu_blocks=0)
     far_apart = tuple(1_000.0 * number for number in range(len(given.times_s)))
-    return replace(given, setting=replace(given.setting, limits=roomy), faults=Faults(), times_s=far_apart)
+    setting = replace(given.setting, limits=roomy, pools=())
+    return replace(given, setting=setting, faults=Faults(), faults_of={}, times_s=far_apart)

@@ -13,18 +13,18 @@ import pytest
 from scheduler_svc.core.composition import presets
 from tests.simulation.__main__ import main
 from tests.simulation.runs import run
-from tests.simulation.scenarios import scenario
+from tests.simulation.scenarios import Scenario, scenario, scenario_of_several
 
 ROOT = Path(__file__).parents[2]
 Record = Callable[[str, object], None]
 
 
-def judged(first: int, count: int) -> Counter[str]:
+def judged(first: int, count: int, make: Callable[[int], Scenario] = scenario) -> Counter[str]:
     """What happened in so many scenarios; AssertionError, with the number of the first bad one."""
     total = Counter[str]()
     for seed in range(first, first + count):
         try:
-            verdict = run(scenario(seed))
+            verdict = run(make(seed))
         except Exception as error:
             error.add_note(f"python -m tests.simulation --seed {seed}")
             raise
@@ -60,6 +60,14 @@ def test_eighty_scenarios(record_property: Record) -> None:
 def test_six_hundred_scenarios(record_property: Record) -> None:
     """R3, R28, R97, R98, R198, R200: the same, with those of the quick test and more."""
     record_property("size", varied(600))
+
+
+@pytest.mark.parametrize("num", [60, pytest.param(3_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_scenarios_of_several_workers(num: int, record_property: Record) -> None:
+    """R2, R3, R200: one to four worker groups, which die, hang and come back one by one; judged from outside alike."""
+    start = time.process_time()
+    record_property("size", f"several workers, {sizes(judged(0, num, scenario_of_several), start)}")
 
 
 @pytest.mark.long
