@@ -85,6 +85,12 @@ WORKERS = Dashboard(
             queries=(Query("sum by (instance) (quire_worker_rows)", "{{instance}}"),),
         ),
         Panel(
+            title="Groups of each worker",
+            text="Groups of sequences that run on each worker, by its address. Placement keeps the lines close.",
+            unit="short",
+            queries=(Query('sum by (worker) (quire_worker_groups{queue="running"})', "{{worker}}"),),
+        ),
+        Panel(
             title="Tokens",
             text="Tokens per second: computed (prompts and decodes) and sampled.",
             unit=_TOKENS,

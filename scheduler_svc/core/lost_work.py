@@ -82,6 +82,19 @@ def lose_lane(lane: int, state: CoreState, flights: PlansInFlight) -> None:
     state.cache.ledger.parts()[lane].gpu.reset_prefixes()
 
 
+def outgrow(group: Group, state: CoreState) -> None:
+    """Requeue a group that this worker group's cache is too small for, to continue on a larger one.
+
+    None of its results may be in flight.
+    """
+    group.outgrew = state.cache.capacity_tokens
+    state.take_out(group)
+    restart(group, state)
+    for sequence in group.live:
+        sequence.num_preemptions += 1
+        state.leave_worker(sequence)
+
+
 def restart(group: Group, state: CoreState) -> None:
     """Requeue a group at the head of the waiting queue, without blocks and with its tokens.
 

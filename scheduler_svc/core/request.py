@@ -167,6 +167,7 @@ class Group:
     - `is_fast`: its counters are held by the fast decode path (`FastRows`).
     - `lane`: where it was planned last, under policies with several lanes of a worker; some never change it.
     - `worker`: number of the worker group that it runs on, or ran on last.
+    - `outgrew`: tokens of the largest cache that turned out too small for it.
     - `turn`: its place in the rotation over worker groups (`placement.RoundRobin`); None before it was examined.
     - `passed_at`: since when it has been left to other worker groups, on the clock of `schedule`; None if it is not.
       `left_to`: the last of them, and how often that had planned; `left_until`: when it may start elsewhere.
@@ -187,6 +188,7 @@ class Group:
     is_fast: bool = False
     lane: int | None = None
     worker: int = 0
+    outgrew: int = 0
     turn: int | None = None
     passed_at: float | None = None
     left_to: tuple[int, int] | None = None

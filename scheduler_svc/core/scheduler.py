@@ -198,7 +198,7 @@ class Scheduler:
         plans: list[StepPlan] = []
         for each in self.workers if worker is None else [self._planner(worker)]:
             lanes = each.begin()
-            alone = all(other.is_stalled for other in self.workers if other is not each)
+            alone = each.is_alone(other for other in self.workers if other is not each)
             for lane in lanes:
                 plan = each.plan(self.step + 1, lane, now, is_last=lane == lanes[-1], alone=alone)
                 plans.append(self._noted(plan, each))

@@ -44,7 +44,8 @@ class WorkerGroup:
         self._progress = progress
         self._outputs = outputs
         self._num_granted = 0
-        self._was_empty = True
+        self.was_empty = True
+        self._seen: dict[int, int] = {}
         self._is_changed = False
         self._revoked: Revocation | None = None
 
@@ -56,7 +57,7 @@ class WorkerGroup:
         return self.lanes.free_lanes()
 
     def plan(self, step: int, lane: int, now: float, *, is_last: bool, alone: bool) -> StepPlan:
-        """The plan of a lane. `is_last`: of those that can take a plan now; `alone`: the others are stalled."""
+        """The plan of a lane. `is_last`: of those that can take a plan now; `alone`: see `is_alone`."""
         builder = self._new_builder(step, now, lane)
         self.state.num_plans += 1
         builder.ended += self.state.shared.take_ended()
@@ -81,10 +82,17 @@ class WorkerGroup:
             phase.repeat(self.state, builder)
         return self._sealed(step, builder)
 
-    @property
-    def is_stalled(self) -> bool:
-        """True if nothing is in flight, and the last plan had no work although the worker takes work."""
-        return self._was_empty and self.state.takes_work and not self.flights
+    def is_alone(self, others: Iterable["WorkerGroup"]) -> bool:
+        """True if the last plan of each of the others had no work although it takes work, and nothing is in flight."""
+        return all(o.state.is_gone or (o.was_empty and o.state.takes_work and not o.flights) for o in others)
+
+    def _has_seen_all(self) -> bool:
+        """True if each of the other worker groups was planned since the last time that this was true."""
+        now = {other.number: other.num_plans for other in self.state.shared.workers if not other.is_gone}
+        if not all(now[number] > self._seen.get(number, 0) for number in now if number != self.state.number):
+            return False
+        self._seen = now
+        return True
 
     @property
     def has_grant(self) -> bool:
@@ -196,7 +204,7 @@ class WorkerGroup:
         self.state.journal.step = step + 1
         self.state.queued_tokens = None
         self._num_granted = plan.grant.num_steps if plan.grant is not None else self._num_granted
-        self._was_empty = plan.is_empty
+        self.was_empty = plan.is_empty
         for entry in builder.entries.values():
             self._progress.on_scheduled(entry.sequence, entry.num_tokens, entry.num_drafts)
         if builder.takes_lane or not plan.is_empty:
@@ -215,13 +223,18 @@ class WorkerGroup:
         """
         state = self.state
         idle = state.requests and not (builder.entries or builder.fast or builder.ended or self.flights)
-        idle = bool(idle) and alone and not (state.is_warming_up or state.has_nothing)
+        blocked = not state.is_idle or (alone and state.is_largest and len(state.waiting) > 0)
+        idle = bool(idle) and blocked and not state.is_warming_up
+        if idle and state.is_idle and not self._has_seen_all():
+            return
         if state.masks.on_plan(is_empty=idle) or not state.guard.on_plan(is_empty=idle):
             return
         if state.swapped:
             group = state.swapped.pop(0)
             lost_work.restart(group, state)
             builder.preempted.append((group.request.request_id, RECOMPUTE))
+        elif state.running and not state.is_largest:
+            lost_work.outgrow(state.running[0], state)
         else:
             group = next(iter(state.running), None) or state.waiting.peek()
             builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, state.guard.why)

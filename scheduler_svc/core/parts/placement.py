@@ -197,11 +197,11 @@ def has_seats(state: CoreState, group: Group, builder: PlanBuilder) -> bool:
 
 def can_hold(state: CoreState, group: Group) -> bool:
     """True if the cache there could hold the group at its longest, or no other could hold more of it."""
-    capacity, size = state.cache.capacity_tokens, state.limits.block_size
-    if capacity >= state.shared.most_tokens:
+    if state.is_largest:
         return True
+    capacity, size = state.cache.capacity_tokens, state.limits.block_size
     longest = min(len(group.request.prompt_token_ids) + group.request.stop.max_tokens, state.max_total_tokens)
-    return capacity >= math.ceil(longest / size) * size * group.max_num_running_seqs
+    return capacity > group.outgrew and capacity >= math.ceil(longest / size) * size * group.max_num_running_seqs
 
 
 def may_start(state: CoreState, group: Group, num_cached: int, builder: PlanBuilder) -> bool:

@@ -55,7 +55,9 @@ class MixedRunning:
         """
         num_withdrawn = 0
         while not self._fits(shares, state):
-            if state.guard.is_hopeless(group, alone=len(state.running) == 1):
+            if state.guard.is_hopeless(group, alone=len(state.running) == 1) and not state.is_largest:
+                group.outgrew = state.cache.capacity_tokens
+            elif state.guard.is_hopeless(group, alone=len(state.running) == 1):
                 builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 break
             candidates = state.guard.victims(state.running)

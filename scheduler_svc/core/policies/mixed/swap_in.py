@@ -1,6 +1,7 @@
 """Swap-in under mixed phases: swapped groups resume before lower-ranked new prompts and after higher-ranked ones."""
 
 from block_manager.cache_rules import AllocStatus
+from scheduler_svc.core import lost_work
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal
@@ -62,6 +63,9 @@ class MixedSwapIns:
             state.journal.stop(group, Reason.OUTRANKED)
             return AdmissionVerdict.STOP
         status = state.cache.can_swap_in(group.live)
+        if status is AllocStatus.NEVER and not state.is_largest:
+            lost_work.outgrow(group, state)
+            return AdmissionVerdict.REJECT
         if status is AllocStatus.NEVER:
             why = f"its blocks no longer fit the device, which holds {state.cache.capacity_tokens} tokens; shorten the prompt"
             builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

@@ -81,7 +81,10 @@ class Decodes:
         while not state.cache.can_extend(sequences, each, lookahead):
             if state.guard.may_stay(group, each, lookahead, alone=not queue, cache=state.cache):
                 return True
-            if state.guard.is_hopeless(group, alone=not (queue or done.scheduled)):
+            is_hopeless = state.guard.is_hopeless(group, alone=not (queue or done.scheduled))
+            if is_hopeless and not state.is_largest:
+                group.outgrew = state.cache.capacity_tokens
+            elif is_hopeless:
                 builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 return False
             self._take_off(group, num_tokens, builder)

@@ -1,6 +1,7 @@
 """Swap-in under v0: head first, all blocks of a group or none."""
 
 from block_manager.cache_rules import AllocStatus
+from scheduler_svc.core import lost_work
 from scheduler_svc.core.parts.phases import AdmissionPart, AdmissionVerdict, first_refusal
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.vllm_v0.decode import extend_all
@@ -52,6 +53,9 @@ class SwapIns:
             numbers = state.shortage(state.cache.num_blocks_to_swap_in(group.live, num_lookahead))
             state.journal.stop(group, Reason.NEED_BLOCKS, **numbers)
             return AdmissionVerdict.STOP
+        if status is AllocStatus.NEVER and not state.is_largest:
+            lost_work.outgrow(group, state)
+            return AdmissionVerdict.REJECT
         if status is AllocStatus.NEVER:
             why = f"its blocks no longer fit the device, which holds {state.cache.capacity_tokens} tokens; shorten the prompt"
             end = state.end if self._leaks_ignored else state.retire
