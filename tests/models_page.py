@@ -77,31 +77,34 @@ _NOTES = """\
   token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
 * **KV cache.** `--kv-cache-dtype` is one of {dtypes}.
   Keys and values are rounded when they are stored; `auto` is the type that the model computes in.
-  [`int8`](performance.md#an-int8-kv-cache) needs a CPU.
+  [`int8` and `fp8`](performance.md#kv-caches-of-8-bits) have a scale for each token and kv head; scales that a checkpoint has
+  for its KV cache (`k_scale`, `v_scale`, `kv_cache_scheme`) are not needed and not used.
 
 ## Quantized weights
 
 `quantization_config` and the headers of the files are checked before weights are read. On a CPU, integers stay as they are stored
-and are [multiplied as integers](performance.md#weights-of-eight-or-four-bits); on a GPU, with `--no-fuse` and with
-`--dtype float16` they are dequantized when loaded.
+and are [multiplied as integers](performance.md#weights-of-eight-or-four-bits); on a GPU they are dequantized when loaded. FP8
+(E4M3) stays as it is stored on both, and is multiplied with rows that are not rounded: results are those of the dequantized
+weights in float32. With `--no-fuse`, and on a CPU with `--dtype float16`, all are dequantized.
 
-| stored as | kept as integers on a CPU | dequantized |
+| stored as | kept | dequantized |
 |---|---|---|
 | float32, bfloat16, float16 | with `--quantization` | |
 | GGUF of `llama`, `qwen2`, `qwen3` | F16, BF16, Q8_0, Q4_0 to Q5_1, K-quants | |
 | `compressed-tensors`: `pack-quantized`, `int-quantized`, `naive-quantized` | 4 and 8 bits; per tensor, channel, group | |
-| `compressed-tensors`: `float-quantized`, `mxfp8-quantized` | with `--quantization` | FP8; per tensor, channel, group, block |
+| `compressed-tensors`: `float-quantized`, `mxfp8-quantized` | FP8; per tensor, channel, group, block | |
 | `compressed-tensors`: `mxfp4-pack-quantized`, `nvfp4-pack-quantized` | yes, in 8 bits | |
 | `awq`, version `gemm` | 4 bits with zero points | |
 | `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`, whose groups follow activations |
-| `fp8`, one scale per block or per matrix | with `--quantization` | yes |
+| `fp8`, one scale per block or per matrix (`weight_scale_inv`; per matrix also `weight_scale`) | yes | |
 | `mxfp4` (fused experts), `bitsandbytes`, `modelopt`, others | refused with `QUANTIZATION_UNSUPPORTED` | |
 
-Integers are kept exactly, with their scales and zero points, in groups of 16, 32, 64 or 128; a scale for more weights is
-repeated for each 128. Other groups, and experts that transformers merges into one tensor, are dequantized, in float32 and then
-rounded to the type that the model computes in; the log names what is dequantized and why. Then a matrix needs as much memory as
-an unquantized one. Activations and the KV cache are not rounded as a checkpoint's configuration asks; products with integers
-round each group of a row to 8 bits. With `--dtype auto`, a float16 checkpoint of integers computes in bfloat16 on a CPU.
+Numbers are kept exactly, with their scales and zero points, in groups of 16, 32, 64 or 128; a scale for more weights is
+repeated for each 128. Other groups, experts that transformers merges into one tensor, and FP8 with scales of 256 or more are
+dequantized, in float32 and then rounded to the type that the model computes in; the log names what is dequantized and why. Then a
+matrix needs as much memory as an unquantized one. Activations and the KV cache are not rounded as a checkpoint's configuration
+asks, be it per token (dynamic) or with stored scales (static); products with integers round each group of a row to 8 bits.
+With `--dtype auto`, a float16 checkpoint of quantized weights computes in bfloat16 on a CPU.
 
 With the built-in model, the perplexity of held-out text is within 0.25 % of what a format's own package has for the same file (25
 stored forms), or the values that were packed (GPTQ, 5 forms); `--quantization int8` raises it by 0.05 %, `int4` by 2.9 %

@@ -10,7 +10,7 @@ from svc_common.errors import ConfigError, FieldViolation
 from svc_common.net.tls_settings import PeerSettings
 
 Quantization = Literal["none", "int8", "int4"]
-KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -66,7 +66,8 @@ class WorkerSettings(ShellSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute dtype: float32, bfloat16, float16, or auto: chosen for the checkpoint and the device."""
     kv_cache_dtype: str = "auto"
-    """Storage type of keys and values: float32, bfloat16, float16, int8 (CPU only), or auto: the compute dtype."""
+    """Storage type of keys and values: float32, bfloat16, float16, int8, fp8 (E4M3), or auto: the compute dtype. int8 and
+    fp8 have a scale for each token and kv head."""
     quantization: Quantization = "none"
     """Round the linear weights of an unquantized checkpoint when it is loaded: int8, int4, or none. CPU only."""
     quantization_group: Literal[32, 128] = 32
@@ -88,8 +89,8 @@ class WorkerSettings(ShellSettings):
     """Attention on a CUDA device: auto (Triton), flashinfer, flash-attn-3, torch (fresh prompts only), or one of another
     installed package. Recorded decode steps keep Triton's."""
     device: str = "auto"
-    """cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU, as also with --backend cpu, --quantization,
-    --invariant or --kv-cache-dtype int8."""
+    """cpu, cuda, cuda:N, or auto: the first CUDA device, else the CPU, as also with --backend cpu, --quantization or
+    --invariant."""
     invariant: bool | None = None
     """Bitwise equal logits for any batch, chunking and block placement. Default: on CPU yes, on CUDA no."""
     num_threads: Annotated[int, Field(ge=1)] | None = None
@@ -120,17 +121,6 @@ class WorkerSettings(ShellSettings):
     def _cache_dtype_is_served(cls, value: str) -> str:
         if value not in KV_CACHE_DTYPES:
             raise ValueError(f"{value!r} is not supported; use {', '.join(KV_CACHE_DTYPES)}")
-        return value
-
-    @field_validator("backend", "device")
-    @classmethod
-    def _kernels_have_the_cache(cls, value: str, others: ValidationInfo) -> str:
-        is_reference = others.data.get("backend") == "reference"
-        if value.startswith("cuda") and others.data.get("kv_cache_dtype") == "int8" and not is_reference:
-            raise ValueError(
-                f"{value} excludes --kv-cache-dtype int8, which the CUDA kernels lack; use --kv-cache-dtype bfloat16, or "
-                "cpu here"
-            )
         return value
 
     @field_validator("fuse")

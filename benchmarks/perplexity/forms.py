@@ -81,6 +81,7 @@ def forms() -> dict[str, Form]:
         **{name: Form(_packed(stored), "values packed") for name, stored in _PACKED.items()},
         "--quantization int8": Form(_unchanged, "bfloat16", settings=int8, is_limited=False),
         "--kv-cache-dtype int8": Form(_unchanged, "bfloat16", settings={"kv_cache_dtype": "int8"}),
+        "--kv-cache-dtype fp8": Form(_unchanged, "bfloat16", settings={"kv_cache_dtype": "fp8"}),
         "--quantization int4": Form(_unchanged, "bfloat16", settings=int4, is_limited=False),
     }
 

@@ -17,21 +17,25 @@ Pairs = Sequence[tuple[int, int]]
 PADDING_SLOT = -1
 
 
+SCALED_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Dtypes of caches that keep numbers with scales, and their largest number."""
+
+
 def scale_bytes(dtype: torch.dtype) -> int:
-    """Bytes that a cache of `dtype` takes for the scale of one token's key, or value, of one kv head: a float32 of int8."""
-    return 4 if dtype == torch.int8 else 0
+    """Bytes that a cache of `dtype` takes for the scale of one token's key, or value, of one kv head: a float32, or none."""
+    return 4 if dtype in SCALED_MOST else 0
 
 
 def written_dtype(cache_dtype: torch.dtype) -> torch.dtype:
-    """The dtype that keys and values must have to be written: the cache's, or float32 for int8."""
-    return torch.float32 if cache_dtype == torch.int8 else cache_dtype
+    """The dtype that keys and values must have to be written: the cache's, or float32 if its numbers have scales."""
+    return torch.float32 if cache_dtype in SCALED_MOST else cache_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """Shape of one layer's share of a block: `block_elements` elements for keys and as many for values.
 
-    An int8 cache has a scale for each token and kv head, beside its numbers in the block.
+    A cache of int8 or float8_e4m3fn has a scale for each token and kv head, beside its numbers in the block.
     """
 
     block_size: int
@@ -107,7 +111,7 @@ class KernelBackend(Protocol):
         """Store `key` and `value` [T, kv_heads, head_dim] (`written_dtype`) at `slots` int64 [T] of one layer.
 
         `cache`: [2, num_blocks, block_elements]. Tokens with PADDING_SLOT are skipped. `reference.stored` is how
-        an int8 cache rounds.
+        a cache with scales rounds.
         """
         ...
 

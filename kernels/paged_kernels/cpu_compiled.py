@@ -16,7 +16,8 @@ _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ct
 _ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
 _WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_CACHES = _NAMES | {torch.int8: "int8"}
+_ROUNDED = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
+_CACHES = _NAMES | _ROUNDED
 
 Key = TypeVar("Key")
 
@@ -35,7 +36,7 @@ class CompiledCpuBackend:
         library.quire_use_threads(_parallel_region())
         names = {(dtype, dtype): f"{name}_{name}" for dtype, name in _NAMES.items()}
         names |= {(torch.float32, dtype): f"float32_{name}" for dtype, name in _CACHES.items()}
-        names |= {(torch.bfloat16, torch.int8): "bfloat16_int8"}
+        names |= {(torch.bfloat16, dtype): f"bfloat16_{name}" for dtype, name in _ROUNDED.items()}
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
         self._write = _functions(library, "quire_write_kv", _CACHES, _WRITE_TYPES)
         self.decoder = CpuDecoders(library)

@@ -1,4 +1,4 @@
-"""Whole decoders on CPU by the compiled library: cpu/products.h and cpu/integers.h multiply, cpu/decoder.h runs programs."""
+"""Whole decoders on CPU by the compiled library: cpu/products.h, integers.h and float8.h multiply, decoder.h runs programs."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,6 +21,8 @@ _CACHES = {
     (torch.float32, torch.float16): "float32_float16",
     (torch.float32, torch.int8): "float32_int8",
     (torch.bfloat16, torch.int8): "bfloat16_int8",
+    (torch.float32, torch.float8_e4m3fn): "float32_float8",
+    (torch.bfloat16, torch.float8_e4m3fn): "bfloat16_float8",
 }
 _INT, _I64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 

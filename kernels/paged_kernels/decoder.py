@@ -17,8 +17,8 @@ from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.quantized import QuantizedWeight
 
 Activation = Literal["silu", "gelu_tanh"]
-Stored = Literal["plain", "int8", "int4"]
-"""How packed weights are stored: in their own dtype, or as integers with a scale per group."""
+Stored = Literal["plain", "int8", "int4", "fp8"]
+"""How packed weights are stored: in their own dtype, or as integers or E4M3 numbers with scales."""
 
 
 class Rows(IntEnum):
@@ -35,7 +35,7 @@ class Rows(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """How weights are packed: plain, or as integers in groups of `group` depths, see `QuantizedWeight`.
+    """How weights are packed: plain, or as numbers in groups of `group` depths, see `QuantizedWeight`.
 
     `half`: scales and offsets are kept in float16, which changes none of them.
     """
@@ -249,16 +249,16 @@ class DecoderKernels(Protocol):
         """True if plain weights of this dtype and depth can be packed."""
         ...
 
-    def packs_quantized(self, dtype: torch.dtype) -> bool:
-        """True if quantized weights can be packed, for rows of this dtype."""
+    def packs_quantized(self, dtype: torch.dtype, numbers: torch.dtype) -> bool:
+        """True if weights with `numbers` of this dtype, int8 or float8_e4m3fn, can be packed, for rows of `dtype`."""
         ...
 
     def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
         """Pack weights of [columns, depth], which the caller gives up: their memory may become the packed weights'.
 
-        Products with quantized weights round each group of a row to multiples of its largest magnitude / 127
+        Products with integers round each group of a row to multiples of its largest magnitude / 127
         (ties to even), and sum products of integers exactly. So a result is off by at most half a multiple
-        times the sum of the group's weights' magnitudes, over all groups.
+        times the sum of the group's weights' magnitudes, over all groups. Products with E4M3 numbers do not round rows.
         """
         ...
 

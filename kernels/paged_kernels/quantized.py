@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
+FLOAT8 = torch.float8_e4m3fn
 _MOST = {8: 127, 4: 8}
+MOST_FLOAT8_SCALE = 256.0
+"""Scales of E4M3 weights are smaller: kernels multiply them with a large power of two."""
 _PIECE = 2**22
 """Weights that are rounded at once."""
 _LEAST_HALF = 2.0**-16
@@ -15,12 +18,12 @@ _LEAST_HALF = 2.0**-16
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Weights [columns, depth] of a linear map as integers, with factors for each `group` of depths of a column.
+    """Weights [columns, depth] of a linear map as numbers with factors for each `group` of depths of a column.
 
-    A weight is scale * number + offset. `numbers`: int8 [columns, depth], of 8 bits from -128 to 127, of 4
-    bits from -8 to 7, or with offsets from 0 to 15. `scales`, `offsets`: float32 [columns, groups], `offsets`
-    None = all zero; the last group of a column may be shorter. `dtype`: of the rows that they are multiplied
-    with, and of `dequantized()`.
+    A weight is scale * number + offset. `numbers`: [columns, depth], int8, of 8 bits from -128 to 127, of 4
+    bits from -8 to 7, or with offsets from 0 to 15; or float8_e4m3fn, without offsets. `scales`, `offsets`: float32
+    [columns, groups], `offsets` None = all zero; the last group of a column may be shorter. `dtype`: of the rows
+    that they are multiplied with, and of `dequantized()`.
     """
 
     numbers: torch.Tensor
@@ -29,6 +32,11 @@ class QuantizedWeight:
     bits: int
     group: int
     dtype: torch.dtype
+
+    @property
+    def is_float(self) -> bool:
+        """True if the numbers are float8_e4m3fn."""
+        return self.numbers.dtype == FLOAT8
 
     @property
     def columns(self) -> int:
@@ -46,6 +54,11 @@ class QuantizedWeight:
         if self.offsets is not None:
             values += self._spread(self.offsets)
         return values.to(self.dtype)
+
+    def to(self, device: torch.device) -> "QuantizedWeight":
+        """The same on a device."""
+        offsets = None if self.offsets is None else self.offsets.to(device)
+        return replace(self, numbers=self.numbers.to(device), scales=self.scales.to(device), offsets=offsets)
 
     def rows(self, order: torch.Tensor) -> "QuantizedWeight":
         """The columns with these indexes, in this order."""
@@ -97,13 +110,21 @@ def _scales(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
 def joined(parts: Sequence[torch.Tensor | QuantizedWeight]) -> torch.Tensor | QuantizedWeight:
     """Weights that read the same rows as one, side by side. Exact.
 
-    Quantized weights of different forms get 8 bits and the smallest of their groups; beside unquantized ones
-    they are dequantized.
+    Integers of different forms get 8 bits and the smallest of their groups, E4M3 numbers the smallest of their groups.
+    Beside each other and beside unquantized weights they are dequantized.
     """
     quantized_parts = [part for part in parts if isinstance(part, QuantizedWeight)]
-    if len(quantized_parts) < len(parts):
+    if len(quantized_parts) < len(parts) or len({part.is_float for part in quantized_parts}) > 1:
         return torch.cat([dense(part) for part in parts])
     return _concatenated(_alike(quantized_parts))
+
+
+def without_nan(weight: QuantizedWeight) -> torch.Tensor:
+    """The scales, NaN for groups with a number that is NaN: so kernels need not know E4M3's NaN."""
+    if not weight.is_float or not bool(weight.numbers.isnan().any()):
+        return weight.scales
+    bad = _grouped(weight.numbers, weight.group).isnan().any(2)
+    return weight.scales.masked_fill(bad, torch.nan)
 
 
 def dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:

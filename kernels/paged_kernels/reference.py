@@ -9,26 +9,34 @@ import itertools
 
 import torch
 
-from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape, scale_bytes
+from paged_kernels.backend import SCALED_MOST, TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape, scale_bytes
 
-_MOST, _LEAST = 127, 1e-30
+_LEAST = 1e-30
 
 
 def stored(heads: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What a cache of `dtype` holds of keys or values [..., head_dim]: [..., head_elements].
 
-    int8: the integers nearest to x / scale, ties to even, then the bytes of the scale, which is the largest
-    magnitude / 127; so an element is off by at most scale / 2. The scale is NaN if an element is not finite; heads
-    below 1e-30 become zero.
+    int8 and float8_e4m3fn: the numbers of that type nearest to x / scale, ties to even, then the bytes of the
+    scale, a float32: the largest magnitude / 127 (int8), / 448 (E4M3). So an element is off by at most scale / 2 (int8),
+    by a sixteenth of itself or scale / 1024 (E4M3). The scale is NaN if an element is not finite; heads below 1e-30
+    become zero.
     """
-    if dtype != torch.int8:
+    if dtype not in SCALED_MOST:
         return heads
     size = heads.abs().amax(-1, keepdim=True)
     used = size.isfinite() & (size > _LEAST)
-    most = torch.full_like(size, _MOST)  # torch rounds number / tensor twice
+    most = torch.full_like(size, SCALED_MOST[dtype])  # torch rounds number / tensor twice
     scale = torch.where(used, size / most, torch.where(size.isfinite(), 0.0, torch.nan))
-    numbers = heads.double() * torch.where(used, most / size, 0.0).double()  # exact
-    return torch.cat([numbers.round().nan_to_num().to(dtype), scale.view(dtype)], -1)
+    factor = torch.where(used, most / size, 0.0)
+    return torch.cat([_numbers(heads, factor, dtype), scale.view(dtype)], -1)
+
+
+def _numbers(heads: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Integers of the exact products; E4M3 numbers of those rounded to float32."""
+    if dtype == torch.int8:
+        return (heads.double() * factor.double()).round().nan_to_num().to(dtype)
+    return (heads * factor).nan_to_num(posinf=0.0, neginf=0.0).to(dtype)
 
 
 def loaded(elements: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,11 @@ import torch
 
 from paged_kernels.decoder import PackedForm, PackedWeights, Stored
 from paged_kernels.host_memory import HostArena
-from paged_kernels.quantized import QuantizedWeight
+from paged_kernels.quantized import MOST_FLOAT8_SCALE, QuantizedWeight, without_nan
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Types of rows and plain weights, as the library's functions are named."""
-STORED: dict[Stored, int] = {"plain": 0, "int8": 1, "int4": 2}
+STORED: dict[Stored, int] = {"plain": 0, "int8": 1, "int4": 2, "fp8": 3}
 """Stored forms, as the library numbers them."""
 _LANES = 16
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p
@@ -31,7 +31,7 @@ class WeightPacking:
         """See DecoderKernels."""
         return dtype in NAMES and depth % (4 // dtype.itemsize) == 0
 
-    def packs_quantized(self, dtype: torch.dtype) -> bool:
+    def packs_quantized(self, dtype: torch.dtype, numbers: torch.dtype) -> bool:
         """See DecoderKernels."""
         return dtype in NAMES
 
@@ -52,7 +52,7 @@ class WeightPacking:
         factor_bytes = (2 if form.half else 4) * (2 if form.has_offsets else 1)
         panels = -(-weight.columns // _LANES)
         data = self._memory.bytes(panels * _LANES * num_groups * (factor_bytes + weight.group * weight.bits // 8))
-        numbers, scales = weight.numbers.contiguous(), weight.scales.contiguous()
+        numbers, scales = weight.numbers.contiguous(), without_nan(weight).contiguous()
         offsets = None if weight.offsets is None else weight.offsets.contiguous()
         self._pack_integers(
             numbers.data_ptr(),
@@ -87,8 +87,11 @@ def _form_of(weight: QuantizedWeight) -> PackedForm:
         raise ValueError(
             f"{weight.bits} bits in groups of {weight.group}; 4 or 8 bits and a multiple of {_LANES} needed"
         )
+    if weight.is_float and bool((weight.scales.abs() >= MOST_FLOAT8_SCALE).any()):
+        raise ValueError(f"a scale of E4M3 weights is {float(weight.scales.abs().max()):g}; less than 256 needed")
     half = _is_half(weight.scales) and (weight.offsets is None or _is_half(weight.offsets))
-    return PackedForm("int4" if weight.bits == 4 else "int8", weight.group, weight.offsets is not None, half)
+    stored: Stored = "fp8" if weight.is_float else "int4" if weight.bits == 4 else "int8"
+    return PackedForm(stored, weight.group, weight.offsets is not None, half)
 
 
 def _is_half(factors: torch.Tensor) -> bool:

@@ -132,7 +132,8 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
 def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str]) -> int | None:
     """Bytes for blocks, as the worker computes them after loading the weights; adds a problem where the worker would fail."""
     try:
-        memory.check_weights(sizes.loaded_bytes, question.memory_bytes)
+        # A GPU reads the weights that it keeps as they are stored when it packs them.
+        memory.check_weights(sizes.weight_bytes if question.on_cuda else sizes.loaded_bytes, question.memory_bytes)
         if question.on_cuda:
             return question.cache_bytes
         free = question.memory_bytes - sizes.weight_bytes
@@ -173,8 +174,8 @@ def _advice(sizes: ModelSizes, question: MemoryQuestion, tokens: int, *, fits: b
         advice.append(f"--max-model-len {tokens}: the longest request that these blocks hold")
     if not fits and sizes.cache_dtype_bytes > 2:
         advice.append("--kv-cache-dtype bfloat16: twice as many tokens in the same memory")
-    if not fits and sizes.cache_dtype_bytes > 1 and not question.on_cuda:
-        advice.append("--kv-cache-dtype int8: nearly twice as many tokens as in bfloat16")
+    if not fits and sizes.cache_dtype_bytes > 1:
+        advice.append("--kv-cache-dtype int8 or fp8: nearly twice as many tokens as in bfloat16")
     if not fits and sizes.dtype_bytes > 2:
         advice.append(f"--dtype bfloat16: the weights take {memory.size_text(sizes.weight_bytes // 2)} less")
     if not fits and question.on_cuda:

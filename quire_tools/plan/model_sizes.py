@@ -1,7 +1,7 @@
 """A model's sizes from its configuration: its class is built on torch's meta device, so no weight is read."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paged_kernels.backend import CacheShape, scale_bytes
+from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
 from worker_svc.model.formats.forms import MatrixForm
@@ -24,7 +25,7 @@ _PACKED = (torch.float32, torch.bfloat16)  # the CPU kernels pack weights of the
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Integers of `bits` with factors of `factor_bytes` for each `group`, as the CPU kernels pack them."""
+    """Numbers of `bits` with factors of `factor_bytes` for each `group`, as the CPU kernels pack them."""
 
     bits: int
     group: int
@@ -73,12 +74,12 @@ def model_sizes(
     kv_cache_dtype: str,
     max_model_len: int | None,
     rounding: Rounding | None = None,
-    packs: bool = False,
+    packs: Collection[torch.dtype] = (),
 ) -> ModelSizes:
     """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served.
 
-    `rounding`: of the linear weights when they are loaded. `packs`: True if integers of a quantized checkpoint
-    are kept, as the CPU kernels do.
+    `rounding`: of the linear weights when they are loaded. `packs`: dtypes of the numbers of a quantized checkpoint
+    that are kept as they are stored.
     """
     if path.is_file():
         to_do = "name a folder with the config.json of the model that it was made from"
@@ -93,7 +94,7 @@ def model_sizes(
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
     form_of = _forms(found)
-    computed = checkpoint.choose_dtype(found, dtype, keeps_integers=packs and form_of is not None)
+    computed = checkpoint.choose_dtype(found, dtype, keeps_numbers=torch.int8 in packs and form_of is not None)
     cached = checkpoint.choose_cache_dtype(kv_cache_dtype, computed)
     with torch.device("meta"):
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
@@ -102,7 +103,7 @@ def model_sizes(
     shape = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
-    rounding_of = _rounding_of(form_of, packs=packs) if rounding is None else lambda _module: rounding
+    rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
     saved, tied_head_bytes = _rounded(model, rounding_of)
     return ModelSizes(
         name=path.resolve().name,
@@ -129,27 +130,26 @@ def model_sizes(
 
 
 RoundingOf = Callable[[str], Rounding | None]
-"""How the weights of a module with this name are packed as integers; None if they are not."""
+"""How the quantized weights of a module with this name are packed; None if they are not."""
 
 
 def _forms(found: checkpoint.Checkpoint) -> Callable[[str], MatrixForm | None] | None:
-    """How modules are stored, by headers or else by config.json; None if the checkpoint has no integers."""
+    """How modules are stored, by headers or else by config.json; None if the checkpoint is not quantized."""
     if isinstance(found.reader, FormattedWeights):
-        return found.reader.forms.get if found.reader.is_quantized else None
+        return found.reader.forms.get
     said = stored_weights.quantization(checkpoint.read_json(found.path / "config.json"), found.path)
     if said is None:
         return None
     stored = format_of(said)
-    if all(layout.is_float for layout in stored.layouts):
-        return None
     return lambda module: None if stored.skips(module) else stored.form_of(module)
 
 
-def _rounding_of(form_of: Callable[[str], MatrixForm | None] | None, *, packs: bool) -> RoundingOf:
+def _rounding_of(form_of: Callable[[str], MatrixForm | None] | None, packs: Collection[torch.dtype]) -> RoundingOf:
     def of(module: str) -> Rounding | None:
-        form = form_of(module) if form_of is not None and packs else None
-        is_kept = form is not None and form.kept_group > 0
-        return Rounding(form.kept_bits, form.kept_group, form.factor_bytes) if form is not None and is_kept else None
+        form = None if form_of is None else form_of(module)
+        if form is None or not form.kept_group or (FLOAT8 if form.layout.is_float else torch.int8) not in packs:
+            return None
+        return Rounding(form.kept_bits, form.kept_group, form.factor_bytes)
 
     return of
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from paged_kernels.quantized import FLOAT8
 from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import Rounding, model_sizes
@@ -42,7 +45,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
         rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
-        packs=settings.fuse and not where.on_cuda,
+        packs=() if not settings.fuse else (FLOAT8,) if where.on_cuda else (torch.int8, FLOAT8),
     )
     question = MemoryQuestion(
         on_cuda=where.on_cuda,

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
+from paged_kernels.backend import PADDING_SLOT, SCALED_MOST, AttentionBatch, CacheShape
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.decoder import DecoderKernels, Linear, Operator, PackedWeights, Program, Rows
-from paged_kernels.quantized import quantized
+from paged_kernels.quantized import QuantizedWeight, quantized
 
 Spans = Sequence[tuple[int, int, int]]
 """Of each sequence in a step: its row of the block tables, first position, and the position behind its last."""
@@ -21,13 +23,27 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 
 def full_of_nan(sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A cache of whose elements nothing may be used. Of int8, the scales are NaN: all their bits are set."""
-    return torch.full(sizes, -1 if dtype == torch.int8 else float("nan"), dtype=dtype)
+    """A cache of whose elements nothing may be used. Of numbers with scales, these are NaN: all their bits are set."""
+    if dtype in SCALED_MOST:
+        return torch.full(sizes, 255, dtype=torch.uint8).view(dtype)
+    return torch.full(sizes, float("nan"), dtype=dtype)
 
 
-def packed(kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> PackedWeights:
-    """Packed in groups of 32 with 8 or 4 bits, or plain with 0."""
-    return kernels.pack(quantized(weight, bits, 32) if bits else weight, bias)
+def packed(
+    kernels: DecoderKernels, weight: torch.Tensor, bias: torch.Tensor | None, bits: int | Literal["fp8"]
+) -> PackedWeights:
+    """Packed in groups of 32 as E4M3 numbers or integers of 8 or 4 bits, or plain with 0."""
+    form = fp8(weight, 32) if bits == "fp8" else quantized(weight, bits, 32) if bits else weight
+    return kernels.pack(form, bias)
+
+
+def fp8(weight: torch.Tensor, group: int) -> QuantizedWeight:
+    """`weight` rounded to E4M3 numbers, the largest of each group of depths to 448."""
+    depth = weight.shape[1]
+    groups = functional.pad(weight.float(), (0, -depth % group)).unflatten(1, (-1, group))
+    scales = groups.abs().amax(2) / 448
+    numbers = (groups / scales[:, :, None]).flatten(1)[:, :depth].to(torch.float8_e4m3fn).contiguous()
+    return QuantizedWeight(numbers, scales, None, 8, group, weight.dtype)
 
 
 def moves(kernels: DecoderKernels, columns: int, depth: int, dtype: torch.dtype) -> PackedWeights:

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape, written_dtype
+from paged_kernels.backend import (
+    PADDING_SLOT,
+    SCALED_MOST,
+    AttentionBatch,
+    AttentionRule,
+    CacheShape,
+    written_dtype,
+)
 from paged_kernels.cpu_tiles import TiledCpuBackend
 from paged_kernels.reference import ReferenceBackend, loaded, stored
 from tests.kernels.programs import full_of_nan
@@ -15,7 +22,7 @@ from worker_svc.container import peak_bytes
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 0.02, torch.float16: 0.002}
 # Of queries, and of the cache.
-DTYPES = [*((dtype, dtype) for dtype in TOLERANCE), *((dtype, torch.int8) for dtype in TOLERANCE)]
+DTYPES = [*((dtype, dtype) for dtype in TOLERANCE), *((dtype, kept) for kept in SCALED_MOST for dtype in TOLERANCE)]
 QUICK_SHAPES = [(4, 4, 16, 16), (9, 3, 64, 32), (4, 2, 24, 5), (6, 2, 41, 16)]
 OTHER_SHAPES = [(8, 2, 64, 16), (7, 1, 80, 8), (2, 2, 128, 1), (5, 5, 96, 48)]
 SHAPES = [*QUICK_SHAPES, *(pytest.param(*shape, marks=pytest.mark.long) for shape in OTHER_SHAPES)]
@@ -112,7 +119,7 @@ def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cac
     shape = CacheShape(block_size, kv_heads, dim)
     case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, shape, dtype, cache_dtype)
     # Scales are multiplied with a score and a weight, in the reference with each element.
-    tolerance = TOLERANCE[dtype] * (2 if cache_dtype == torch.int8 else 1)
+    tolerance = TOLERANCE[dtype] * (2 if cache_dtype in SCALED_MOST else 1)
     for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
         expected = case.run(ReferenceBackend(), rule)
         for backend in backends:
@@ -155,7 +162,7 @@ def test_thread_count_changes_nothing(backends):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, *SCALED_MOST])
 @pytest.mark.parametrize(("which", "number"), [(1, "nan"), (2, "nan"), (1, "inf"), (2, "-inf")])
 def test_nan_stays_in_its_sequence(backends, which, number, cache_dtype):
     """A sequence with a key or a value that is not finite gives what is not finite; its neighbours are untouched."""
@@ -196,25 +203,56 @@ def test_long_context_is_not_gathered(backends):
 @pytest.mark.parametrize("dim", [64, 20])
 def test_int8_rounding(backends, dim):
     """Each backend keeps the same integers and scales: off by half a scale at most, ties to even, NaN if not all is finite."""
-    shape, rng = CacheShape(4, 2, dim), torch.Generator().manual_seed(0)
+    heads = rounded_heads(dim)
+    heads[5, 1, :5] = torch.tensor([127, 0.5, 1.5, -2.5, 126.5])
+    kept = loaded(stored(heads, torch.int8))
+    assert kept[5, 1, :5].tolist() == [127, 0, 2, -2, 126]
+    scale, usual = scales_of(heads, torch.int8)
+    assert (((heads - kept).abs() <= scale * (0.5 + 1e-4)) | ~usual).all()
+    check_rounding(backends, heads, kept, torch.int8)
+
+
+@pytest.mark.parametrize("dim", [64, 20])
+def test_fp8_rounding(backends, dim):
+    """Each backend keeps the same E4M3 numbers and scales: off by a sixteenth, or by half of the smallest number, at most;
+    ties to even, NaN if not all is finite."""
+    heads = rounded_heads(dim)
+    heads[5, 1, :5] = torch.tensor([448, 17, 19, -(2.0**-10), 3 * 2.0**-10])
+    kept = loaded(stored(heads, torch.float8_e4m3fn))
+    assert kept[5, 1, :5].tolist() == [448, 16, 20, 0, 2.0**-8]
+    scale, usual = scales_of(heads, torch.float8_e4m3fn)
+    most = torch.maximum(heads.abs() / 16, scale * 2.0**-10) * (1 + 1e-4)
+    assert (((heads - kept).abs() <= most) | ~usual).all()
+    check_rounding(backends, heads, kept, torch.float8_e4m3fn)
+
+
+def rounded_heads(dim):
+    """Keys or values of all sizes: with ties, zeros, tiny ones, and some that are not finite."""
+    rng = torch.Generator().manual_seed(0)
     heads = torch.randn(400, 2, dim, generator=rng) * 10 ** torch.linspace(-20, 20, 400)[:, None, None]
     heads[10:300] = heads[10:300].bfloat16()  # ties are frequent among them
     heads[3, 0] = 0
     heads[4, 1] = 1e-31
-    heads[5, 1, :5] = torch.tensor([127, 0.5, 1.5, -2.5, 126.5])
-    heads[5, 1, 5:] = 0
+    heads[5, 1] = 0
     heads[6, 0, 7], heads[7, 1, 2], heads[8, 1, dim - 1] = float("inf"), float("nan"), 3e38
-    kept = loaded(stored(heads, torch.int8))
-    assert kept[5, 1, :5].tolist() == [127, 0, 2, -2, 126]
-    assert kept[6, 0].isnan().all() and kept[7, 1].isnan().all() and kept[6, 1].isfinite().all()
-    scale = heads.abs().amax(-1, keepdim=True) / 127
-    usual = scale.isfinite() & (scale > 1e-32)
+    return heads
+
+
+def scales_of(heads, dtype):
+    """Scales of heads, and which are those of numbers within the range of float32."""
+    scale = heads.abs().amax(-1, keepdim=True) / SCALED_MOST[dtype]
+    return scale, scale.isfinite() & (scale > 1e-32)
+
+
+def check_rounding(backends, heads, kept, dtype):
+    """Every backend stores these heads as `kept`, and gives back just that."""
     assert not kept[3, 0].any() and not kept[4, 1].any()
-    assert (((heads - kept).abs() <= scale * (0.5 + 1e-4)) | ~usual).all()
+    assert kept[6, 0].isnan().all() and kept[7, 1].isnan().all() and kept[6, 1].isfinite().all()
+    shape = CacheShape(4, 2, heads.shape[2])
     rows, slots, counts = torch.arange(400, dtype=torch.int32), torch.arange(400) * 4, np.arange(401, dtype=np.int32)
     batch = AttentionBatch(rows, torch.zeros_like(rows), slots, rows[:, None], counts)
     for backend in [ReferenceBackend(), *backends]:
-        cache = full_of_nan((2, 400, shape.block_elements(torch.int8)), torch.int8)
+        cache = full_of_nan((2, 400, shape.block_elements(dtype)), dtype)
         backend.write_kv(torch.ones_like(heads), heads, cache, slots, shape)
         # Of one key alone the result is its value.
         found = backend.paged_attention(torch.zeros_like(heads), cache, batch, shape, AttentionRule(1.0))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_kernels.backend import AttentionRule, CacheShape, written_dtype
+from paged_kernels.backend import SCALED_MOST, AttentionRule, CacheShape, written_dtype
 from paged_kernels.decoder import (
     Attend,
     Choose,
@@ -27,7 +27,7 @@ from tests.kernels.in_torch import ACTIVATIONS, EPS, in_torch, normed, turned
 from tests.kernels.programs import Bench, Cache, moves, packed, random
 
 DTYPES = [torch.float32, torch.bfloat16]
-ROUNDED = [(dtype, torch.int8) for dtype in DTYPES]
+ROUNDED = [(dtype, kept) for kept in SCALED_MOST for dtype in DTYPES]
 # Of rows, and of the cache.
 CACHES = [*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), (torch.float32, torch.float16), *ROUNDED]
 # Of a value that was rounded a few times on its way.
@@ -331,7 +331,7 @@ def test_room_grows_and_stays(compiled, threads):
 
 
 @pytest.mark.parametrize("dtypes", [*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), *ROUNDED])
-@pytest.mark.parametrize("bits", [0, 8, 4])
+@pytest.mark.parametrize("bits", [0, 8, 4, "fp8"])
 def test_decode_program(compiled, dtypes, bits, threads):
     """From ids to ids, step by step: bitwise the lookup, the program, the product and the choice; a row of NaN is told."""
     (dtype, cache_dtype), shape, kernels = dtypes, CacheShape(4, 1, 16), compiled.decoder
@@ -369,6 +369,7 @@ def test_what_runs(compiled):
     assert runs(torch.float32, torch.float16)
     assert runs(torch.bfloat16, torch.bfloat16)
     assert runs(torch.bfloat16, torch.int8)
+    assert runs(torch.float32, torch.float8_e4m3fn)
     assert not runs(torch.float16, torch.float16)
     assert not runs(torch.float16, torch.int8)
     assert not runs(torch.bfloat16, torch.float32)

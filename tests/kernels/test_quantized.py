@@ -195,8 +195,9 @@ def test_in_programs(compiled, dtype, bits, num_rows):
 def test_what_is_packed(compiled):
     """Rows of float32 and bfloat16; groups of whole vectors; gate and up in one form."""
     kernels = compiled.decoder
-    assert kernels.packs_quantized(torch.bfloat16)
-    assert not kernels.packs_quantized(torch.float16)
+    for numbers in (torch.int8, torch.float8_e4m3fn):
+        assert kernels.packs_quantized(torch.bfloat16, numbers)
+        assert not kernels.packs_quantized(torch.float16, numbers)
     for bits, group in ((4, 8), (8, 40), (5, 32)):
         with pytest.raises(ValueError, match=f"{bits} bits in groups of {group}"):
             kernels.pack(replace(of_numbers(16, 80, 4, group, torch.float32), bits=bits), None)
@@ -217,3 +218,52 @@ def test_pieces_do_not_matter(monkeypatch, bits):
     assert torch.equal(whole.numbers, pieces.numbers)
     assert torch.equal(whole.scales, pieces.scales)
     assert not torch.equal(whole.scales, whole.scales.half().float())
+
+
+# --- E4M3 ------------------------------------------------------------------------------------------------------------
+
+
+def of_all_numbers(columns, depth, group, dtype):
+    """E4M3 weights with every number but NaN, and scales of any size."""
+    generator = torch.Generator().manual_seed(depth)
+    bits = torch.tensor([bits for bits in range(256) if bits & 127 != 127], dtype=torch.uint8)
+    numbers = bits[torch.randint(len(bits), (columns, depth), generator=generator)].view(torch.float8_e4m3fn)
+    scales = 2.0 ** torch.empty(columns, -(-depth // group)).uniform_(-30, 7, generator=generator)
+    return QuantizedWeight(numbers, scales, None, 8, group, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [16, 48, 128])
+@pytest.mark.parametrize(("columns", "depth"), [(48, 256), (150, 100), (9, 1000), (33, 77)])
+def test_products_with_fp8(compiled, columns, depth, group, dtype):
+    """Bit by bit those of the dequantized weights in float32: rows are not rounded. Few rows and many alike."""
+    kernels, form, bias = compiled.decoder, of_all_numbers(columns, depth, group, dtype), random(columns, dtype=dtype)
+    weights = kernels.pack(form, bias)
+    full = kernels.pack(replace(form, dtype=torch.float32).dequantized(), bias.float())
+    rows = random(max(COUNTS), depth, dtype=dtype, seed=3)
+    found = kernels.linear(rows, weights)
+    assert weights.form.stored == "fp8"
+    assert weights.num_bytes < 1.3 * columns * depth + 16 * (depth + group) + 4096
+    assert torch.equal(found, kernels.linear(rows.float(), full).to(dtype))
+    for count in COUNTS:
+        assert torch.equal(kernels.linear(rows[:count], weights), found[:count])
+
+
+def test_fp8_that_cannot_be_multiplied(compiled):
+    """A number that is not one makes results of its column NaN, no other's; scales that overflow are refused."""
+    form = of_all_numbers(20, 64, 32, torch.float32)
+    form.numbers[7, 40] = float("nan")
+    found = compiled.decoder.linear(torch.ones(3, 64), compiled.decoder.pack(form, None))
+    assert found.isnan().nonzero()[:, 1].unique().tolist() == [7]
+    with pytest.raises(ValueError, match="a scale of E4M3 weights is 256; less than 256 needed"):
+        compiled.decoder.pack(replace(form, scales=torch.full_like(form.scales, 256)), None)
+
+
+def test_joining_fp8():
+    """The smallest groups of E4M3 numbers; beside integers all are dequantized."""
+    parts = [of_all_numbers(3, 80, group, torch.float32) for group in (32, 16)]
+    whole = joined(parts)
+    assert whole.is_float and (whole.group, whole.columns) == (16, 6)
+    assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts]))
+    mixed = joined([parts[0], of_numbers(2, 80, 8, 32, torch.float32)])
+    assert torch.equal(mixed[:3], parts[0].dequantized())

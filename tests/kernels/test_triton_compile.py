@@ -8,13 +8,19 @@ import torch
 
 from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.resources.compiled import GPUS, resources
-from paged_kernels.resources.forms import attention_launches, decoder_launches, other_launches
+from paged_kernels.resources.forms import (
+    attention_launches,
+    decoder_launches,
+    other_launches,
+    product_launches,
+    rotation_launches,
+)
 from paged_kernels.resources.launches import Launch
 
 PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
 KERNELS = {
     "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
-    "choose_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "inputs_kernel",
+    "choose_kernel", "float8_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "inputs_kernel",
 }  # fmt: skip
 
 
@@ -45,6 +51,7 @@ def test_every_kernel_compiles(record_property):
     shape = CacheShape(16, 8, 64)
     found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
     others = decoder_launches(shape, 4, torch.bfloat16, 576) + other_launches(torch.bfloat16, 1000)
+    others += product_launches(torch.bfloat16)
     assert check(found + others, ["sm_80"]) == KERNELS
     for launch in attentions(found):
         assert "cp.async" in ptx(launch, "sm_80")
@@ -58,6 +65,7 @@ def test_every_kernel_compiles_for_hopper(record_property):
     shape = CacheShape(16, 8, 128)
     found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
     others = decoder_launches(shape, 4, torch.bfloat16, 4096) + other_launches(torch.bfloat16, 1000)
+    others += product_launches(torch.bfloat16)
     assert check(found + others, ["sm_90"]) == KERNELS
     _decode, prefill = attentions(found)
     assert "wgmma" in ptx(prefill, "sm_90")
@@ -70,7 +78,19 @@ def test_every_kernel_compiles_for_amd():
     shape = CacheShape(16, 8, 128)
     found = attention_launches(shape, 4, torch.bfloat16, PLAIN)
     others = decoder_launches(shape, 4, torch.bfloat16, 4096) + other_launches(torch.bfloat16, 1000)
+    others += product_launches(torch.bfloat16)
     assert check(found + others, ["gfx942"]) == KERNELS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_caches_with_scales_compile(kept):
+    """E4M3 numbers are bytes on GPUs that have no such type."""
+    shape = CacheShape(16, 8, 128)
+    found = attention_launches(shape, 4, torch.bfloat16, PLAIN, kept) + rotation_launches(
+        shape, 4, torch.bfloat16, kept
+    )
+    check(found, GPUS)
 
 
 @pytest.mark.long

@@ -44,7 +44,9 @@ def of_plan(plan: MemoryPlan) -> tuple[int, ...]:
     return plan.sizes.weight_bytes, plan.block_bytes, plan.num_gpu_blocks, plan.num_cpu_blocks
 
 
-@pytest.mark.parametrize(("dtype", "cache"), [("auto", "auto"), ("float32", "bfloat16"), ("auto", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "cache"), [("auto", "auto"), ("float32", "bfloat16"), ("auto", "int8"), ("auto", "fp8")]
+)
 def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     """R9: weights, bytes of a block, device and host blocks are equal; only the largest step is an estimate."""
     plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
@@ -52,9 +54,10 @@ def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
 
 
-def test_an_int8_cache_holds_more() -> None:
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+def test_a_cache_with_scales_holds_more(kept: str) -> None:
     """Nearly twice as many tokens as in bfloat16: 32 bytes for each head and 4 for its scale."""
-    plans = [make_plan(sizes_of(default_model(), kv_cache_dtype=cache), asked()) for cache in ("bfloat16", "int8")]
+    plans = [make_plan(sizes_of(default_model(), kv_cache_dtype=cache), asked()) for cache in ("bfloat16", kept)]
     assert plans[0].sizes.head_dim == 32 and plans[0].block_bytes * (32 + 4) == plans[1].block_bytes * 64
     assert plans[1].num_gpu_blocks == pytest.approx(plans[0].num_gpu_blocks * 64 / 36, abs=1)
 

@@ -231,6 +231,16 @@ def fp8_blocks(block: tuple[int, int] | None, **fields: Any) -> Stored:
     return Stored(pack, config)
 
 
+def fp8_static() -> Stored:
+    """As AutoFP8 stores it: one scale for a matrix, and one for its rows."""
+
+    def pack(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        numbers, scales, meant = fp8(weight, (0, 0))
+        return {"weight": numbers, "weight_scale": scales.reshape(()), "input_scale": torch.tensor(0.02)}, meant
+
+    return Stored(pack, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]})
+
+
 def fp8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Numbers, scales [blocks, blocks] and the values meant; blocks at the end may be smaller."""
     rows, group = (size or whole for size, whole in zip(block, weight.shape, strict=True))

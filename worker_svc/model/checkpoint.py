@@ -9,12 +9,14 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -27,7 +29,7 @@ from worker_svc.model.fused.packed_linear import WeightOf, plain_weight
 from worker_svc.model.gguf.folder import folder_of
 from worker_svc.model.gguf.header import SUFFIX, open_gguf
 from worker_svc.model.gguf.weights import GgufWeights
-from worker_svc.model.weight_reader import OnDemand, StoredForms, WeightReader
+from worker_svc.model.weight_reader import LateForms, OnDemand, StoredForms, WeightReader
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ Progress = Callable[[float], None]
 
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WITH_SCALES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _CONVERT = (
     "Only safetensors are read, because a pickled file can run any code when it is opened. Convert it once, in an isolated "
     "process: quire convert FOLDER NEW_FOLDER"
@@ -58,10 +61,11 @@ class Checkpoint:
         """Configuration of the text decoder; for most models the whole configuration."""
         return self.config.get_text_config(decoder=True)
 
-    def loaded_bytes(self, dtype: torch.dtype) -> int:
-        """Size of the weights in the model's compute dtype, whatever their storage dtype."""
+    def loaded_bytes(self, dtype: torch.dtype, left_out: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> int:
+        """Size of the weights in the model's compute dtype, whatever their storage dtype; of those `left_out` a byte each."""
         if self.reader is not None:
-            return dtype.itemsize * self.reader.num_elements
+            saved = (dtype.itemsize - 1) * sum(map(prod, left_out.values()))
+            return dtype.itemsize * self.reader.num_elements - saved
         return dtype.itemsize * stored_weights.num_elements(stored_weights.entries_of(self.weight_files))
 
     def digest(self) -> str:
@@ -180,23 +184,23 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def choose_dtype(checkpoint: Checkpoint, wanted: str, *, keeps_integers: bool = False) -> torch.dtype:
+def choose_dtype(checkpoint: Checkpoint, wanted: str, *, keeps_numbers: bool = False) -> torch.dtype:
     """The compute dtype. `wanted`: "auto" = as stored, else a name of vLLM's --dtype.
 
-    `keeps_integers`: the checkpoint is quantized and the kernels multiply with its integers: "auto" is then
+    `keeps_numbers`: the checkpoint is quantized and the kernels multiply with its numbers: "auto" is then
     bfloat16 in place of float16, for which they have no products.
     """
     if wanted != "auto":
         return _DTYPES[wanted]
     stored = checkpoint.config.dtype or checkpoint.text_config.dtype
-    if keeps_integers and stored == torch.float16:
+    if keeps_numbers and stored == torch.float16:
         return torch.bfloat16
     return stored if stored in _DTYPES.values() else torch.float32
 
 
 def choose_cache_dtype(wanted: str, computed: torch.dtype) -> torch.dtype:
     """The KV cache dtype. `wanted`: "auto" = the compute dtype, else a supported name of vLLM's --kv-cache-dtype."""
-    return computed if wanted == "auto" else {**_DTYPES, "int8": torch.int8}[wanted]
+    return computed if wanted == "auto" else (_DTYPES | _WITH_SCALES)[wanted]
 
 
 def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
@@ -225,6 +229,17 @@ def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
         ) from None
 
 
+def late_weights(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> dict[str, tuple[int, int]]:
+    """Shapes of the E4M3 matrices that linear modules have under the same name: these can be read when they are packed."""
+    found = {} if checkpoint.reader is None else checkpoint.reader.float_shapes()
+    if not found:
+        return {}
+    with torch.device("meta"):
+        model = cls._from_config(checkpoint.config)
+    linears = {f"{name}.weight" for name, module in model.named_modules() if type(module) is nn.Linear}
+    return {name: shape for name, shape in found.items() if name in linears}
+
+
 def load_model(
     checkpoint: Checkpoint,
     cls: type[PreTrainedModel],
@@ -237,7 +252,8 @@ def load_model(
     """Load the model with its weights, for inference; and the form in which these were stored, for packing.
 
     `attention`: name registered with transformers' AttentionInterface. `device`: each weight is moved there
-    as it is read, so that the host never holds more than a few; None = the host. `left_out`: see `OnDemand`.
+    as it is read, so that the host never holds more than a few; None = the host. `left_out`: see `OnDemand`; with
+    a device they are read when their modules are packed.
     """
     weight_of: WeightOf = plain_weight
     try:
@@ -290,7 +306,8 @@ def _loaded_by(
     left_out: Mapping[str, tuple[int, int]],
 ) -> tuple[PreTrainedModel, list[str], WeightOf]:
     """The model, names of missing weights, and the stored form of the others."""
-    taken = OnDemand(reader.tensors(dtype), keeps=device is None, dtype=dtype, left_out=left_out)
+    tensors = reader.tensors(dtype)
+    taken = OnDemand(tensors, keeps=device is None, dtype=dtype, left_out=left_out, device=device)
     try:
         with _reported(progress):
             model, notes = cls.from_pretrained(
@@ -307,7 +324,10 @@ def _loaded_by(
             raise taken.problem
     reader.finish(model)
     _check_biases(taken, notes["unexpected_keys"])
-    return model, sorted(notes["missing_keys"]), StoredForms(model, taken) if taken.forms or left_out else plain_weight
+    weight_of: WeightOf = StoredForms(model, taken) if taken.forms or left_out else plain_weight
+    if device is not None and left_out:
+        weight_of = LateForms(model, tensors, left_out)
+    return model, sorted(notes["missing_keys"]), weight_of
 
 
 def _check_biases(taken: OnDemand, unexpected: Collection[str]) -> None:

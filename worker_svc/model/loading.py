@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend, scale_bytes
 from paged_kernels.decoder import DecoderKernels
-from paged_kernels.quantized import quantized
+from paged_kernels.quantized import FLOAT8, quantized
 from paged_kernels.registry import (
     GreedyKernel,
     attention_limits,
@@ -114,8 +115,7 @@ def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
 def _automatic(settings: WorkerSettings, devices: Devices) -> Device:
     if settings.backend == "cuda":
         return HOST if interprets_triton(os.environ) else _cuda_device(0, devices)
-    rounds = settings.quantization != "none" or settings.kv_cache_dtype == "int8"
-    for_cpu_alone = settings.backend == "cpu" or rounds or settings.invariant
+    for_cpu_alone = settings.backend == "cpu" or settings.quantization != "none" or settings.invariant
     return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(0)
 
 
@@ -147,13 +147,14 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     architecture.check_class(found, cls)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
-    memory.check_weights(found.loaded_bytes(dtype), device.free_bytes(), str(device.torch_device))
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = _make_kernels(settings, device, backend, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
     fast = decoder_kernels(kernels) if settings.fuse else None
-    dtype = _with_integers(settings, found, dtype, fast)
+    dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
+    late = _late_weights(found, cls, device, dtype, fast)
+    memory.check_weights(found.loaded_bytes(dtype, late), device.free_bytes(), str(device.torch_device))
     cache = None if fast is None else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
     def on_weights(done: float) -> None:
@@ -163,7 +164,8 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     where = _loaded_onto(device)
     attends = attention.register()
     packs = () if cache is None else cache.find()
-    loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, packed_cache.shapes(packs))
+    left_out = late or packed_cache.shapes(packs)
+    loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, left_out)
     if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
     progress("checks", _WEIGHTS_TO)
@@ -180,7 +182,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     if fast is not None:
         fuse_tried(
             model,
-            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored),
+            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late)),
             found.text_config.vocab_size,
         )
         if cache is not None and model.is_fused and not packs:
@@ -225,6 +227,18 @@ def _refused_attention(name: str, problem: str) -> ConfigError:
     )
 
 
+def _late_weights(
+    found: checkpoint.Checkpoint,
+    cls: type[PreTrainedModel],
+    device: Device,
+    dtype: torch.dtype,
+    fast: DecoderKernels | None,
+) -> dict[str, tuple[int, int]]:
+    """The weights that a device reads when they are packed, so that it never holds them dequantized."""
+    keeps = fast is not None and device is not HOST and fast.packs_quantized(dtype, FLOAT8)
+    return checkpoint.late_weights(found, cls) if keeps else {}
+
+
 def _loaded_onto(device: Device) -> torch.device | None:
     """Device that transformers puts each weight on as it reads it; None = the host.
 
@@ -240,19 +254,24 @@ def _loaded_onto(device: Device) -> torch.device | None:
     return device.torch_device
 
 
-def _with_integers(
+def _with_stored_numbers(
     settings: WorkerSettings, found: checkpoint.Checkpoint, dtype: torch.dtype, fast: DecoderKernels | None
 ) -> torch.dtype:
-    """The compute dtype for a checkpoint that may store integers; logs if these are not multiplied as they are."""
+    """The compute dtype for a checkpoint that may be quantized; logs if its numbers are not multiplied as they are."""
     if found.reader is None or not found.reader.is_quantized:
         return dtype
-    keeps = fast is not None and fast.packs_quantized(torch.float32)
-    chosen = checkpoint.choose_dtype(found, settings.dtype, keeps_integers=True) if keeps else dtype
+    numbers = torch.int8 if found.reader.has_integers else FLOAT8
+    keeps = fast is not None and fast.packs_quantized(torch.float32, numbers)
+    lacks_half = fast is not None and not fast.packs_quantized(torch.float16, numbers)
+    chosen = checkpoint.choose_dtype(found, settings.dtype, keeps_numbers=True) if keeps and lacks_half else dtype
     name = str(chosen).removeprefix("torch.")
-    if fast is None or not fast.packs_quantized(chosen):
-        log.info("the checkpoint's integers are dequantized to %s: only the compiled CPU kernels keep them", name)
+    if fast is None or not fast.packs_quantized(chosen, numbers):
+        log.info(
+            "the checkpoint's weights are dequantized to %s: the kernels do not multiply with them as they are stored",
+            name,
+        )
     elif chosen != dtype:
-        log.info("--dtype auto: %s, because integers are not multiplied with float16", name)
+        log.info("--dtype auto: %s, because quantized weights are not multiplied with float16", name)
     return chosen
 
 
@@ -263,18 +282,18 @@ def _choose_weights(
     wanted = settings.quantization
     if wanted == "none":
         return None
-    if found.reader is not None and found.reader.is_quantized:
+    if found.reader is not None and found.reader.has_integers:
         raise ConfigError(
             f"--quantization {wanted} rounds unquantized weights, and those of {settings.model} are quantized: leave it out",
             reason="QUANTIZATION_UNSUPPORTED",
         )
-    if fast is None or not fast.packs_quantized(torch.float32):
+    if fast is None or not fast.packs_quantized(torch.float32, torch.int8):
         raise ConfigError(
             f"--quantization {wanted} needs the compiled CPU kernels: --device cpu, --backend auto or cpu, and Quire's "
             "wheel for this platform or a C++ compiler",
             reason="NO_INT8_KERNELS",
         )
-    if not fast.packs_quantized(dtype):
+    if not fast.packs_quantized(dtype, torch.int8):
         raise ConfigError(
             f"--quantization {wanted} does not support {str(dtype).removeprefix('torch.')}: use --dtype bfloat16 or float32",
             reason="NO_INT8_KERNELS",

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import paged_kernels
 from paged_kernels.cpu_library import UnusableCache, private_folder
 from paged_kernels.decoder import DecoderKernels, PackedWeights
-from paged_kernels.quantized import quantized
+from paged_kernels.quantized import FLOAT8, quantized
 from worker_svc.model.checkpoint import Checkpoint
 from worker_svc.model.fused.packed_files import Pack, PackedFiles
 from worker_svc.model.fused.packed_linear import PackedLinear, joint_bias, views
@@ -61,7 +61,7 @@ def cache_of(
     """The cache for a checkpoint computed in `dtype`; None if it is turned off, cannot be used, or is not worth it."""
     is_quantized = settings.bits or (found.reader is not None and found.reader.is_quantized)
     is_worth_it = settings.weight_cache and is_quantized and found.loaded_bytes(dtype) >= _LEAST_BYTES
-    if not is_worth_it or not (kernels.packs(dtype, _SAMPLE[1]) and kernels.packs_quantized(dtype)):
+    if not is_worth_it or not (kernels.packs(dtype, _SAMPLE[1]) and kernels.packs_quantized(dtype, torch.int8)):
         return None
     try:
         folder = private_folder(environ, "weights")
@@ -112,7 +112,10 @@ def _form(settings: WorkerSettings, dtype: torch.dtype, kernels: DecoderKernels)
     """Small packed matrices: their bytes depend on the library's layout, which differs between processors, and on rounding."""
     values = (torch.arange(prod(_SAMPLE)) * 7_919 % 1_009 - 504).view(_SAMPLE).to(dtype) / 64
     wanted = [(settings.bits, settings.quantization_group)] if settings.bits else _STORED_FORMS
-    packed = [kernels.pack(quantized(values, bits, group), None) for bits, group in wanted]
+    rounded = [quantized(values, bits, group) for bits, group in wanted]
+    if not settings.bits:
+        rounded.append(replace(rounded[0], numbers=rounded[0].numbers.to(FLOAT8)))
+    packed = [kernels.pack(weight, None) for weight in rounded]
     forms = " ".join(str(weights.form) for weights in packed)
     about = f"{settings.quantization} {dtype} {forms} {torch.__version__} {transformers.__version__}"
     return b"".join([about.encode(), *(weights.data.numpy().tobytes() for weights in packed)])

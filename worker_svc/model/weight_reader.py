@@ -1,7 +1,7 @@
 """Interface of readers for checkpoints that transformers does not read itself."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -23,10 +23,16 @@ class WeightReader(Protocol):
     num_elements: int
     """Weight elements, however they are stored."""
     is_quantized: bool
+    """True if weights are stored as integers or E4M3 numbers."""
+    has_integers: bool
     """True if weights are stored as integers."""
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
         """By name what reads a tensor for the compute dtype; several threads may read at once."""
+        ...
+
+    def float_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Shapes [columns, depth] of the matrices that are kept as E4M3 numbers, by name."""
         ...
 
     def finish(self, model: PreTrainedModel) -> None:
@@ -44,7 +50,8 @@ class OnDemand:
 
     So a device gets each as it is read, and the host holds few. `keeps`: keep the quantized forms, and the
     memory of their dequantized weights, to find the parameters that they have become. `left_out`: shapes of
-    quantized weights that are not read, because the modules that have them are replaced: they are NaN of `dtype`.
+    quantized weights that are not read, because the modules that have them are replaced: they are NaN of `dtype` on
+    `device`, without memory.
     """
 
     def __init__(
@@ -54,12 +61,13 @@ class OnDemand:
         keeps: bool,
         dtype: torch.dtype,
         left_out: Mapping[str, tuple[int, int]],
+        device: torch.device | None = None,
     ) -> None:
-        nothing = torch.tensor(torch.nan, dtype=dtype)
+        nothing = torch.tensor(torch.nan, dtype=dtype, device=device)
         absent = {name: partial(nothing.expand, shape) for name, shape in left_out.items() if name in tensors}
         self.state = {name: _Taken(self, name, read) for name, read in {**tensors, **absent}.items()}
         self.forms: dict[str, tuple[torch.Tensor, QuantizedWeight]] = {}
-        self.quantized: set[str] = set()
+        self.quantized = set(absent)
         self.problem: Exception | None = None
         """The error of a tensor, which transformers may report in its own words."""
         self._keeps = keeps
@@ -88,6 +96,27 @@ class _Taken:
 
     def __getitem__(self, _all: object) -> torch.Tensor:
         return self._owner.take(self._name, self._read)
+
+
+class LateForms:
+    """The `WeightOf` for weights that were left out: reads each when its module is packed, to the device of the module."""
+
+    def __init__(
+        self, model: PreTrainedModel, tensors: Mapping[str, Callable[[], Value]], names: Iterable[str]
+    ) -> None:
+        """`names`: of parameters, and of what `tensors` reads for them."""
+        self._names = {id(model.get_parameter(name)): name for name in names}
+        self._tensors = tensors
+
+    def __call__(self, linear: nn.Linear) -> Value:
+        """The weight of a linear module."""
+        name = self._names.get(id(linear.weight))
+        if name is None:
+            return linear.weight
+        value = self._tensors[name]()
+        if not isinstance(value, QuantizedWeight):
+            log.info("%s is dequantized: the kernels do not take its scales", name)
+        return value.to(linear.weight.device)
 
 
 class StoredForms:

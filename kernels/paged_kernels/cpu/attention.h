@@ -207,14 +207,15 @@ void copy_elements(const E* from, T* to, int count) {
 }
 
 // Rounds a token's key or value, and writes element d to place(d) of a block's kv head, and its scale.
-template <class E, class Place>
-void write_rounded(const E* from, Int8* head, int offset, const Shape& shape, Place place) {
-  const Rounding rounding = Rounding::of(from, shape.head_dim);
+template <class E, class T, class Place>
+void write_rounded(const E* from, T* head, int offset, const Shape& shape, Place place) {
+  constexpr bool IS_FLOAT = std::is_same_v<T, Float8>;
+  const Rounding rounding = Rounding::of(from, shape.head_dim, IS_FLOAT ? Rounding::MOST_FLOAT8 : Rounding::MOST);
   for (int d = 0; d < shape.head_dim; d += LANES) {
     const int count = std::min(LANES, shape.head_dim - d);
     int32_t whole[LANES];
-    put_vector(whole, rounding.integers(from + d, count));
-    for (int i = 0; i < count; ++i) head[place(d + i)].bits = int8_t(whole[i]);
+    put_vector(whole, IS_FLOAT ? rounding.floats(from + d, count) : rounding.integers(from + d, count));
+    for (int i = 0; i < count; ++i) head[place(d + i)].bits = decltype(T::bits)(whole[i]);
   }
   std::memcpy(scale_at(head, offset, shape), &rounding.scale, sizeof rounding.scale);
 }

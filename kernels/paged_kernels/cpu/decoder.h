@@ -1,7 +1,7 @@
 // Runs a list of operators on packed rows through all layers of a decoder, in one parallel region.
 //
 // Each operator's work is cut into shares that threads take dynamically; the next operator starts when all
-// are done. Products with quantized weights first round their rows, in shares too.
+// are done. Products with integers first round their rows, in shares too.
 //
 // A list may begin with the lookup of token ids and end with the choice of the next ones.
 #pragma once
@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "choose.h"
+#include "float8.h"
 #include "integers.h"
 #include "parallel.h"
 #include "products.h"
@@ -19,7 +20,7 @@
 namespace quire {
 
 enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7 };
-enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2 };
+enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2, FLOAT8 = 3 };
 
 }  // namespace quire
 
@@ -107,7 +108,7 @@ class Decoder {
 
   static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED || op.kind == HEAD; }
 
-  static bool is_rounded(const QuireOperator& op) { return is_product(op) && op.stored != PLAIN; }
+  static bool is_rounded(const QuireOperator& op) { return is_product(op) && (op.stored == INT8 || op.stored == INT4); }
 
   static size_t most_rounded(const QuireOperator* operators, int count, int64_t tokens) {
     size_t most = 0;
@@ -154,6 +155,7 @@ class Decoder {
     switch (op.stored) {
       case INT8: return multiply<Grouped<8>>(op, rounded_rows(op), share);
       case INT4: return multiply<Grouped<4>>(op, rounded_rows(op), share);
+      case FLOAT8: return multiply<Scaled<E>>(op, {buffer(op.in), size_t(op.depth)}, share);
       default: return multiply<Plain<E>>(op, {buffer(op.in), size_t(op.depth)}, share);
     }
   }

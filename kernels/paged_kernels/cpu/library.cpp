@@ -44,9 +44,9 @@ void pack(int columns, int threads, Pack pack_panel) {
   share_out<Nothing>(panels, threads, [&](int64_t panel, Nothing) { pack_panel(int(panel)); });
 }
 
-// Rows of a plain product are read as they are; others are rounded into `memory`.
-template <class E>
-typename Plain<E>::Rows rows_of(const Weights<E>& weights, const E* in, int64_t, int, std::vector<char>&) {
+// Rows of a product with integers are rounded into `memory`; others are read as they are.
+template <class E, class Form>
+typename Plain<E>::Rows rows_of(const Weights<E, Form>& weights, const E* in, int64_t, int, std::vector<char>&) {
   return {in, size_t(weights.depth)};
 }
 template <class E, int BITS>
@@ -116,6 +116,7 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
     };                                                                                                                 \
     if (stored == INT8) multiply(Grouped<8>{});                                                                        \
     else if (stored == INT4) multiply(Grouped<4>{});                                                                   \
+    else if (stored == FLOAT8) multiply(Scaled<E>{});                                                                  \
     else multiply(Plain<E>{});                                                                                         \
   }
 
@@ -134,10 +135,13 @@ QUIRE_ATTENTION(float32_bfloat16, Float32, BFloat16)
 QUIRE_ATTENTION(float32_float16, Float32, Float16)
 QUIRE_ATTENTION(float32_int8, Float32, Int8)
 QUIRE_ATTENTION(bfloat16_int8, BFloat16, Int8)
+QUIRE_ATTENTION(float32_float8, Float32, Float8)
+QUIRE_ATTENTION(bfloat16_float8, BFloat16, Float8)
 QUIRE_WRITE(float32, Float32, Float32)
 QUIRE_WRITE(bfloat16, BFloat16, BFloat16)
 QUIRE_WRITE(float16, Float16, Float16)
 QUIRE_WRITE(int8, Float32, Int8)
+QUIRE_WRITE(float8, Float32, Float8)
 QUIRE_PRODUCTS(float32, Float32)
 QUIRE_PRODUCTS(bfloat16, BFloat16)
 QUIRE_DECODER(float32_float32, Float32, Float32)
@@ -146,8 +150,10 @@ QUIRE_DECODER(float32_bfloat16, Float32, BFloat16)
 QUIRE_DECODER(float32_float16, Float32, Float16)
 QUIRE_DECODER(float32_int8, Float32, Int8)
 QUIRE_DECODER(bfloat16_int8, BFloat16, Int8)
+QUIRE_DECODER(float32_float8, Float32, Float8)
+QUIRE_DECODER(bfloat16_float8, BFloat16, Float8)
 
-// `numbers` [columns, depth]; `scales`, `offsets` [columns, groups], `offsets` null if there are none.
+// `numbers` [columns, depth], int8 or E4M3; `scales`, `offsets` [columns, groups], `offsets` null if there are none.
 extern "C" void quire_pack_integers(const void* numbers, const float* scales, const float* offsets, void* packed,
                                     int columns, int depth, int stored, int group, int half, int threads) {
   const Groups groups{group, offsets != nullptr, half != 0};
@@ -157,6 +163,7 @@ extern "C" void quire_pack_integers(const void* numbers, const float* scales, co
     });
   };
   if (stored == INT4) pack_all(IntegerPanels<4>{});
+  else if (stored == FLOAT8) pack_all(Float8Panels{});
   else pack_all(IntegerPanels<8>{});
 }
 
@@ -174,4 +181,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 9; }
+extern "C" int quire_kernels_abi() { return 10; }

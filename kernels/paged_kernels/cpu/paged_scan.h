@@ -3,9 +3,9 @@
 // Block layout: keys [kv_heads][head_dim][block_size], values [kv_heads][block_size][head_dim]. Keys are
 // transposed so that one vector holds the same element of 16 keys and a score needs no sum across lanes.
 // bfloat16 keys store two elements together, [kv_heads][head_dim / 2][block_size][2], the pairs that
-// processors multiply at once; a last odd element is stored alone. Of int8, each kv head of a block ends with the
-// scales of its keys, or of its values: float32 [block_size]. A score is multiplied with its key's scale, a weight
-// with its value's, so that integers are multiplied as they are.
+// processors multiply at once; a last odd element is stored alone. Of int8 and float8, each kv head of a block ends
+// with the scales of its keys, or of its values: float32 [block_size]. A score is multiplied with its key's scale, a
+// weight with its value's, so that numbers are multiplied as they are.
 //
 // Keys are processed in parts of PART: scores, their softmax and weighted values of one part, then the next
 // part, scaling earlier sums wherever the highest score grew.
@@ -44,7 +44,7 @@ constexpr int vectors_each(int queries) { return queries >= 4 ? 1 : queries >= 2
 
 struct Shape { int heads, kv_heads, head_dim, block_size; };
 
-template <class T> constexpr bool has_scales() { return std::is_same_v<T, Int8>; }
+template <class T> constexpr bool has_scales() { return std::is_same_v<T, Int8> || std::is_same_v<T, Float8>; }
 
 // Elements of a block's kv head, its scales included.
 template <class T> inline size_t head_elements(const Shape& shape) {

@@ -12,13 +12,20 @@ struct Float32 { float bits; };
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
 struct Int8 { int8_t bits; };  // an integer: what it is multiplied with is stored elsewhere
+struct Float8 { uint8_t bits; };  // E4M3, as Int8; never NaN
 
 inline float as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
 inline uint32_t as_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
 
+// The bits of E4M3 numbers, where float32 has sign, exponent and mantissa, are float32 numbers smaller by this factor.
+constexpr float FLOAT8_FACTOR = 0x1p120f;
+
 inline float load(Float32 x) { return x.bits; }
 inline float load(Int8 x) { return x.bits; }
 inline float load(BFloat16 x) { return as_float(uint32_t(x.bits) << 16); }
+inline float load(Float8 x) {
+  return as_float(uint32_t(x.bits & 0x80) << 24 | uint32_t(x.bits & 0x7f) << 20) * FLOAT8_FACTOR;
+}
 inline float load(Float16 x) {
   // Shift exponent and mantissa into place, then correct the exponent's bias by a multiplication, which also
   // normalises.
@@ -111,6 +118,22 @@ template <> inline Vec load_vec<Int8>(const Int8* p, int count) {
   return converted<Vec>(converted<IntVec>(vector_at<ByteVec>(p, size_t(count))));
 #endif
 }
+// Byte `number` of each lane, an E4M3 number, as a float32 smaller by FLOAT8_FACTOR.
+inline Vec small_float8(UintVec bytes, int number) {
+  return as<Vec>(as<UintVec>(as<IntVec>(bytes << (24 - 8 * number)) >> 4) & 0x87f00000u);
+}
+template <> inline Vec load_vec<Float8>(const Float8* p, int count) {
+#if defined(QUIRE_AVX512)
+  const UintVec bytes = (UintVec)_mm512_cvtepu8_epi32(vector_at<__m128i>(p, size_t(count)));
+#elif defined(__AVX2__)
+  const auto numbers = vector_at<__m128i>(p, size_t(count));
+  using Half = decltype(UintVec::low);
+  const UintVec bytes{(Half)_mm256_cvtepu8_epi32(numbers), (Half)_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(numbers, numbers))};
+#else
+  const UintVec bytes = as<UintVec>(converted<IntVec>(vector_at<ByteVec>(p, size_t(count))));
+#endif
+  return small_float8(bytes, 0) * FLOAT8_FACTOR;
+}
 template <class T> inline Vec load_vec(const T* p) { return load_vec(p, LANES); }
 
 // Bits of bfloat16, rounded to nearest, ties to even.
@@ -146,14 +169,22 @@ template <> inline Vec rounded<BFloat16>(Vec x) { return as<Vec>(widened(narrow(
 inline float sum(Vec x) { return folded(x, [](auto a, auto b) { return a + b; }); }
 inline float most(Vec x) { return folded(x, [](auto a, auto b) { return larger(a, b); }); }
 
-// How some numbers are rounded to integers from -127 to 127, each of which stands for itself times `scale`. The scale is
-// NaN if one of the numbers is not finite.
+// The E4M3 numbers nearest to those of x, ties to even; none may be above 448 when it is rounded.
+inline IntVec float8_of(Vec x) {
+  const UintVec bits = as<UintVec>(x), size = bits & 0x7fffffffu;
+  const UintVec normal = ((size + 0x7ffffu + ((size >> 20) & 1u)) >> 20) - (120u << 3);
+  const UintVec small = as<UintVec>(as<Vec>(size) + 0x1p14f) - 0x46800000u;  // adding rounds to multiples of 2^-9
+  return as<IntVec>(select(as<Vec>(size) < splat(0x1p-6f), small, normal) | ((bits >> 24) & 0x80u));
+}
+
+// How some numbers are rounded to integers from -127 to 127, or to E4M3 numbers up to 448, each of which stands for
+// itself times `scale`. The scale is NaN if one of the numbers is not finite.
 struct Rounding {
   float factor, scale;  // x * factor is rounded; both 0 if all are smaller than LEAST
 
-  static constexpr float LEAST = 1e-30f, MOST = 127.0f;
+  static constexpr float LEAST = 1e-30f, MOST = 127.0f, MOST_FLOAT8 = 448.0f;
 
-  template <class E> static Rounding of(const E* from, int count) {
+  template <class E> static Rounding of(const E* from, int count, float most = MOST) {
     IntVec bits = {};
     for (int d = 0; d < count; d += LANES) {
       const IntVec x = as<IntVec>(as<UintVec>(load_vec(from + d, std::min(LANES, count - d))) & 0x7fffffffu);
@@ -162,13 +193,18 @@ struct Rounding {
     const int32_t top = folded(bits, [](auto a, auto b) { return larger(a, b); });
     if (top >= 0x7f800000) return {0.0f, std::numeric_limits<float>::quiet_NaN()};
     const float size = as_float(uint32_t(top));
-    return size > LEAST ? Rounding{MOST / size, size / MOST} : Rounding{0.0f, 0.0f};
+    return size > LEAST ? Rounding{most / size, size / most} : Rounding{0.0f, 0.0f};
   }
 
   // The integers of `count` numbers, and zeros behind them; ties to even.
   template <class E> IntVec integers(const E* from, int count) const {
     const Vec magic = splat(12582912.0f);  // adding it rounds to the nearest integer
     return factor > 0.0f ? as<IntVec>(fused(load_vec(from, count), splat(factor), magic)) - 0x4b400000 : IntVec{};
+  }
+
+  // The E4M3 numbers of `count` numbers. The product is rounded to float32 before.
+  template <class E> IntVec floats(const E* from, int count) const {
+    return factor > 0.0f ? float8_of(load_vec(from, count) * factor) : IntVec{};
   }
 };
 

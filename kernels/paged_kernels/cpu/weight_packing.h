@@ -46,12 +46,13 @@ struct PlainPanels {
 
 // Quantized weights: a panel holds for each group 16 scales, 16 offsets if there are any, then the group's
 // units. A unit of 8 bits has 4 depths of each column; of 4 bits 8, the first 4 in the low halves of the bytes.
-template <int BITS>
+// `BIAS`: added to numbers of 8 bits.
+template <int BITS, int BIAS = BYTE_BIAS>
 struct IntegerPanels {
   static constexpr int PARTS = 8 / BITS, DEPTH = 4 * PARTS;  // of a unit
 
   // Subtracted from a stored number to get the number.
-  static int bias(const Groups& groups) { return BITS == 8 ? BYTE_BIAS : groups.offsets ? 0 : 8; }
+  static int bias(const Groups& groups) { return BITS == 8 ? BIAS : groups.offsets ? 0 : 8; }
 
   static size_t factor_bytes(const Groups& groups) { return LANES * (groups.half ? sizeof(Float16) : sizeof(float)); }
   static size_t head_bytes(const Groups& groups) { return factor_bytes(groups) * (groups.offsets ? 2 : 1); }
@@ -91,5 +92,8 @@ struct IntegerPanels {
     return out + LANES * (half ? sizeof(Float16) : sizeof(float));
   }
 };
+
+// E4M3 numbers with a scale for each group.
+using Float8Panels = IntegerPanels<8, 0>;
 
 }  // namespace quire

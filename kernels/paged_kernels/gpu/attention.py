@@ -10,11 +10,13 @@ all of them:
 Long contexts with few tiles are split into ranges computed by different programs ("flash decoding", Dao et
 al. 2023), as planned by `tile_plan.py`. Softmax is online, in base 2 and float32 (Milakov and Gimelshein
 2018). Keys that a sequence does not hold are never loaded, so stale blocks may contain anything. Block
-layout: [kv_heads, block_size, head_dim] for keys and for values.
+layout: [kv_heads, block_size, head_dim] for keys and for values; with scales: scaled_cache.py.
 """
 
 import triton
 import triton.language as tl
+
+from paged_kernels.gpu.scaled_cache import PLAIN, elements_of, floats_of, range_of, scale_place
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -29,9 +31,10 @@ def dot(a, b, UPCAST: tl.constexpr):
 
 @triton.jit
 def attend(
-    queries, acc, peak, total, keys, values, table, low, high, begin, end, positions, kv_head, scale, softcap, window,
-    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    queries, acc, peak, total, keys, values, key_scales, value_scales, table, low, high, begin, end, positions, kv_head,
+    scale, softcap, window, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FORM: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Continue an online softmax over keys `low` (a multiple of KEYS) up to `high`.
 
@@ -43,10 +46,14 @@ def attend(
         places = start + tl.arange(0, KEYS)
         exists = (places >= begin) & (places < end)
         blocks = tl.load(table + places // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
-        at = ((blocks * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE) * HEAD_DIM
+        head = blocks * KV_HEADS + kv_head
+        at = head * (BLOCK_SIZE * elements_of(FORM, HEAD_DIM)) + places % BLOCK_SIZE * HEAD_DIM
+        scale_at = scale_place(head, places % BLOCK_SIZE, HEAD_DIM, BLOCK_SIZE)
         held = exists[:, None] & (dims < HEAD_DIM)[None, :]
-        key = tl.load(keys + at[:, None] + dims[None, :], mask=held, other=0.0).to(queries.dtype)
+        key = floats_of(tl.load(keys + at[:, None] + dims[None, :], mask=held, other=0), FORM, queries.dtype)
         scores = dot(queries, tl.trans(key), UPCAST) * scale
+        if FORM != PLAIN:
+            scores = scores * (tl.load(key_scales + scale_at, mask=exists, other=0.0) * range_of(FORM))[None, :]
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is accurate at both ends.
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * (scores / softcap)) + 1.0))
@@ -61,7 +68,9 @@ def attend(
         weights = tl.exp2(scores - base[:, None])
         fade = tl.exp2(peak - base)
         total = total * fade + tl.sum(weights, 1)
-        value = tl.load(values + at[:, None] + dims[None, :], mask=held, other=0.0).to(queries.dtype)
+        value = floats_of(tl.load(values + at[:, None] + dims[None, :], mask=held, other=0), FORM, queries.dtype)
+        if FORM != PLAIN:
+            weights = weights * (tl.load(value_scales + scale_at, mask=exists, other=0.0) * range_of(FORM))[None, :]
         acc = acc * fade[:, None] + dot(weights.to(value.dtype), value, UPCAST)
         peak = new_peak
     return acc, peak, total
@@ -69,11 +78,11 @@ def attend(
 
 @triton.jit
 def attention_kernel(
-    query, query_stride, out, keys, values, tables, sequences, slots, positions, tiles, items, num_items, partial, logs,
-    num_tiles, max_items, table_stride, scale, softcap, window,
+    query, query_stride, out, keys, values, key_scales, value_scales, tables, sequences, slots, positions, tiles, items, num_items,
+    partial, logs, num_tiles, max_items, table_stride, scale, softcap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Program (item, kv head): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
 
@@ -115,13 +124,14 @@ def attention_kernel(
             bare = low
         else:
             acc, peak, total = attend(
-                queries, acc, peak, total, keys, values, table, low, bare, begin, end, row_positions, kv_head, scale,
-                softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS, HAS_WINDOW, HAS_SOFTCAP, False, UPCAST,
+                queries, acc, peak, total, keys, values, key_scales, value_scales, table, low, bare, begin, end,
+                row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
+                HAS_WINDOW, HAS_SOFTCAP, False, FORM, UPCAST,
             )  # fmt: skip
         acc, peak, total = attend(
-            queries, acc, peak, total, keys, values, table, tl.maximum(low, bare), high, begin, end, row_positions,
-            kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS, HAS_WINDOW, HAS_SOFTCAP,
-            True, UPCAST,
+            queries, acc, peak, total, keys, values, key_scales, value_scales, table, tl.maximum(low, bare), high, begin,
+            end, row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
+            HAS_WINDOW, HAS_SOFTCAP, True, FORM, UPCAST,
         )  # fmt: skip
         # Rows that saw no key become 0, with no weight; NaN stays NaN.
         divisor = tl.where(total == 0.0, 1.0, total)

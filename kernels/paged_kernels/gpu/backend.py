@@ -11,6 +11,7 @@ from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.gpu import block_moves, token_draws
 from paged_kernels.gpu.attention import attention_kernel, combine_kernel
 from paged_kernels.gpu.decoder import TritonDecoders
+from paged_kernels.gpu.scaled_cache import form_of, numbers_and_scales
 from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim
 from svc_common.errors import ConfigError
 
@@ -52,9 +53,9 @@ class TritonBackend:
 
     def __init__(self, sharing: Sharing) -> None:
         self.blocks = block_moves.TritonBlocks()
-        self.decoder = TritonDecoders(self.attend)
         self.sharing = sharing
         self._upcast = is_interpreted()
+        self.decoder = TritonDecoders(self.attend, upcast=self._upcast)
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
@@ -77,7 +78,7 @@ class TritonBackend:
         """The same into `out`, contiguous. The heads of a token of `query` are contiguous; tokens may be strided."""
         if (count := int(batch.offsets[-1])) < len(out):
             out[count:] = 0
-        for plan in self.plans(query, batch, shape, rule):
+        for plan in self.plans(query, batch, shape, rule, cache.dtype):
             self._run(plan, query, out, cache, batch, shape, rule)
 
     def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,13 +86,19 @@ class TritonBackend:
         return token_draws.choose(logits)
 
     def plans(
-        self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule
-    ) -> list[TilePlan]:
-        """Work division of this step, computed once for all layers with equal attention. `query`: [T, heads, head_dim]."""
+        self, query: torch.Tensor, batch: AttentionBatch, shape: CacheShape, rule: AttentionRule,
+        cache_dtype: torch.dtype | None = None,
+    ) -> list[TilePlan]:  # fmt: skip
+        """Work division of this step, computed once for all layers with equal attention.
+
+        `query`: [T, heads, head_dim]; the cache has its dtype unless `cache_dtype` is given.
+        """
         group = query.shape[1] // shape.num_kv_heads
-        key = (shape, group, query.dtype, rule.sliding_window)
+        key = (shape, group, query.dtype, cache_dtype, rule.sliding_window)
         if key not in batch.plans:
-            batch.plans[key] = make_plans(batch, shape, group, query.dtype, rule.sliding_window, self.sharing)
+            batch.plans[key] = make_plans(
+                batch, shape, group, query.dtype, rule.sliding_window, self.sharing, cache_dtype
+            )
         return batch.plans[key]
 
     def _run(
@@ -109,13 +116,14 @@ class TritonBackend:
             "PADDED_DIM": padded_dim(shape.head_dim),
             "ROWS": tile.rows,
         }
+        (keys, values), scales = numbers_and_scales(cache, shape)
         attention_kernel[(max_items, shape.num_kv_heads)](
-            query, query.stride(0), out, cache[0], cache[1], batch.block_tables, batch.sequences, batch.slots,
-            batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
+            query, query.stride(0), out, keys, values, scales[0], scales[1], batch.block_tables, batch.sequences,
+            batch.slots, batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
             batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0,
             **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None,
-            HAS_SOFTCAP=rule.softcap is not None, UPCAST=self._upcast, num_warps=tile.num_warps,
-            num_stages=tile.num_stages, enable_fp_fusion=True,
+            HAS_SOFTCAP=rule.softcap is not None, FORM=form_of(cache.dtype), UPCAST=self._upcast,
+            num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
         combine_kernel[(num_tiles, shape.num_kv_heads, -(-tile.rows // _COMBINED_ROWS))](
             out,

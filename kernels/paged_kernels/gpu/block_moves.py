@@ -13,6 +13,16 @@ import triton
 import triton.language as tl
 
 from paged_kernels.backend import CacheShape, Pairs
+from paged_kernels.gpu.scaled_cache import (
+    PLAIN,
+    elements_of,
+    form_of,
+    magnitudes,
+    numbers_and_scales,
+    numbers_of,
+    scale_place,
+    scales_for,
+)
 
 _ROWS = 32
 _PIECE = 2048
@@ -21,8 +31,9 @@ _MOST_STAGED_BYTES = 64 * 2**20
 
 @triton.jit
 def write_kernel(
-    key, value, keys, values, slots, num_rows, key_stride, value_stride,
+    key, value, keys, values, key_scales, value_scales, slots, num_rows, key_stride, value_stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    FORM: tl.constexpr,
 ):  # fmt: skip
     """Program i: write ROWS pairs (token, kv head) of [tokens, KV_HEADS, HEAD_DIM] to their slots.
 
@@ -36,13 +47,25 @@ def write_kernel(
     # Rows without a slot use slot 0 and are masked.
     kept = slot >= 0
     slot = tl.where(kept, slot, 0)
-    to = (((slot // BLOCK_SIZE) * KV_HEADS + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
+    head = (slot // BLOCK_SIZE) * KV_HEADS + heads
+    to = (head * (BLOCK_SIZE * elements_of(FORM, HEAD_DIM)) + slot % BLOCK_SIZE * HEAD_DIM)[:, None] + dims[None, :]
+    scale_to = scale_place(head, slot % BLOCK_SIZE, HEAD_DIM, BLOCK_SIZE)
     held = kept[:, None] & (dims < HEAD_DIM)[None, :]
     source = (heads * HEAD_DIM)[:, None] + dims[None, :]
     read = tl.load(key + (tokens * key_stride)[:, None] + source, mask=held, other=0.0)
-    tl.store(keys + to[:, None] + dims[None, :], read.to(keys.dtype.element_ty), mask=held)
+    write_rows(keys, key_scales, to, scale_to, read, held, kept, FORM)
     read = tl.load(value + (tokens * value_stride)[:, None] + source, mask=held, other=0.0)
-    tl.store(values + to[:, None] + dims[None, :], read.to(values.dtype.element_ty), mask=held)
+    write_rows(values, value_scales, to, scale_to, read, held, kept, FORM)
+
+
+@triton.jit
+def write_rows(numbers, scales, to, scale_to, rows, held, kept, FORM: tl.constexpr):
+    """Write each row's elements, and its scale if the cache has scales."""
+    factor = tl.zeros([rows.shape[0]], tl.float32)
+    if FORM != PLAIN:
+        scale, factor = scales_for(tl.max(magnitudes(rows.to(tl.float32)), 1), FORM)
+        tl.store(scales + scale_to, scale, mask=kept)
+    tl.store(numbers + to, numbers_of(rows, factor[:, None], FORM, numbers.dtype.element_ty), mask=held)
 
 
 @triton.jit
@@ -66,15 +89,15 @@ def move_kernel(
 def write_kv(
     key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, shape: CacheShape
 ) -> None:
-    """See KernelBackend. A token's heads must be contiguous; tokens may be strided. There are no int8 caches."""
-    assert cache.is_floating_point()
+    """See KernelBackend. A token's heads must be contiguous; tokens may be strided."""
     key, value = tokens_apart(key), tokens_apart(value)
     num_rows = len(slots) * shape.num_kv_heads
+    (keys, values), scales = numbers_and_scales(cache, shape)
     if num_rows:
         write_kernel[(triton.cdiv(num_rows, _ROWS),)](
-            key, value, cache[0], cache[1], slots, num_rows, key.stride(0), value.stride(0),
+            key, value, keys, values, scales[0], scales[1], slots, num_rows, key.stride(0), value.stride(0),
             KV_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, PADDED_DIM=triton.next_power_of_2(shape.head_dim),
-            BLOCK_SIZE=shape.block_size, ROWS=_ROWS, enable_fp_fusion=True,
+            BLOCK_SIZE=shape.block_size, ROWS=_ROWS, FORM=form_of(cache.dtype), enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -150,6 +173,11 @@ def _runs(pool: torch.Tensor, ids: list[int], staging: torch.Tensor) -> Iterator
         yield blocks[first : first + count], staging[begin : begin + count]
 
 
+def _as_bytes(pool: torch.Tensor) -> torch.Tensor:
+    """E4M3 numbers as bytes: not all GPUs have the type."""
+    return pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
+
+
 def _columns(pairs: Pairs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     columns = torch.tensor(pairs, dtype=torch.int64).T.contiguous().to(device, non_blocking=True)
     return columns[0], columns[1]
@@ -158,7 +186,7 @@ def _columns(pairs: Pairs, device: torch.device) -> tuple[torch.Tensor, torch.Te
 def _move(
     source: torch.Tensor, source_ids: torch.Tensor, destination: torch.Tensor, destination_ids: torch.Tensor
 ) -> None:
-    source, destination = (pool.view(-1, *pool.shape[2:]) for pool in (source, destination))
+    source, destination = (_as_bytes(pool.view(-1, *pool.shape[2:])) for pool in (source, destination))
     planes, _, elements = source.shape
     move_kernel[(len(source_ids) * planes, triton.cdiv(elements, _PIECE))](
         source, destination, source_ids, destination_ids, planes, elements, source.stride(0), source.stride(1),

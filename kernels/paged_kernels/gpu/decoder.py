@@ -1,4 +1,4 @@
-"""Whole decoders on a GPU: products by torch (cuBLAS), everything between them in Triton (`row_kernels.py`).
+"""Whole decoders on a GPU: products (`products.py`), and everything between them in Triton (`row_kernels.py`).
 
 A program is a list of launches that depends on no value: what it computes on may be recorded once and repeated (a CUDA graph).
 """
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape
+from paged_kernels.backend import PADDING_SLOT, SCALED_MOST, AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.decoder import (
     Attend,
     Embed,
@@ -24,7 +23,8 @@ from paged_kernels.decoder import (
     Rows,
 )
 from paged_kernels.gpu import row_kernels
-from paged_kernels.quantized import QuantizedWeight
+from paged_kernels.gpu.products import Products, pack_float8
+from paged_kernels.quantized import FLOAT8, QuantizedWeight
 
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
@@ -33,58 +33,56 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch, 
 
 
 class TritonDecoders:
-    """`DecoderKernels` on a GPU. Packed weights are plain rows, [columns, depth]."""
+    """`DecoderKernels` on a GPU. Packed weights are plain rows, [columns, depth], or those of `products.pack_float8`."""
 
     keeps_row_bits = False
 
-    def __init__(self, attend: Attention) -> None:
-        self._attend = attend
+    def __init__(self, attend: Attention, *, upcast: bool) -> None:
+        """`upcast`: for the interpreter, which cannot multiply bfloat16."""
+        self._attend, self._products = attend, Products(upcast)
 
     def packs(self, dtype: torch.dtype, depth: int) -> bool:
         """See DecoderKernels."""
         return dtype in _DTYPES
 
-    def packs_quantized(self, dtype: torch.dtype) -> bool:
+    def packs_quantized(self, dtype: torch.dtype, numbers: torch.dtype) -> bool:
         """See DecoderKernels."""
-        return False
+        return dtype in _DTYPES and numbers == FLOAT8
 
     def pack(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
         """See DecoderKernels. A contiguous weight is kept as it is."""
-        assert isinstance(weight, torch.Tensor), "packs_quantized"
+        if isinstance(weight, QuantizedWeight):
+            return pack_float8(weight, bias)
         columns, depth = weight.shape
         data = weight.detach().contiguous().view(-1).view(torch.uint8)
         return PackedWeights(columns, depth, weight.dtype, data, None if bias is None else bias.detach())
 
     def linear(self, rows: torch.Tensor, weights: PackedWeights, *, wide: bool = False) -> torch.Tensor:
         """See DecoderKernels."""
-        made = functional.linear(rows, _matrix(weights), weights.bias)
+        made = self._products.linear(rows, weights)
         return made.float() if wide else made
 
     def runs(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
         """See DecoderKernels."""
-        return dtype in _DTYPES and cache_dtype in _DTYPES
+        return dtype in _DTYPES and cache_dtype in _DTYPES | SCALED_MOST.keys()
 
     def prepare(self, program: Program, cache_dtype: torch.dtype) -> "TritonProgram":
         """See DecoderKernels."""
-        return TritonProgram(program, self._attend)
+        return TritonProgram(program, self._attend, self._products)
 
     def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> None:
         """See DecoderKernels. Rows of a device are not on the host: `fixed_steps` is for them."""
 
     def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> "TritonFixedSteps":
         """See DecoderKernels."""
-        return TritonFixedSteps(TritonProgram(program, self._attend), num_rows, width, pool)
-
-
-def _matrix(weights: PackedWeights) -> torch.Tensor:
-    return weights.data.view(weights.dtype).view(weights.columns, weights.depth)
+        return TritonFixedSteps(TritonProgram(program, self._attend, self._products), num_rows, width, pool)
 
 
 class TritonProgram:
     """A program as launches in order."""
 
-    def __init__(self, program: Program, attend: Attention) -> None:
-        self._program, self._attend = program, attend
+    def __init__(self, program: Program, attend: Attention, products: Products) -> None:
+        self._program, self._attend, self._products = program, attend, products
         self._gates = {id(op): _side_by_side(op) for op in program.operators if isinstance(op, Gated)}
         self._take: dict[type, Callable[..., None]] = {
             Norm: self._norm,
@@ -117,7 +115,7 @@ class TritonProgram:
         assert isinstance(first, Embed) and isinstance(head, Head)
         stream = row_kernels.embed(first, token_ids)
         self.run(stream, batch, pool)
-        return functional.linear(stream, _matrix(head.weights), head.weights.bias)
+        return self._products.linear(stream, head.weights)
 
     def _norm(self, op: Norm, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
         if op.target not in rows:
@@ -125,25 +123,20 @@ class TritonProgram:
         row_kernels.norm(op, rows[op.source], rows[op.target])
 
     def _linear(self, op: Linear, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
-        source, matrix, bias = rows[op.source], _matrix(op.weights), op.weights.bias
-        if not op.adds:
-            rows[op.target] = functional.linear(source, matrix, bias)
-            return
-        target = rows[op.target].addmm_(source, matrix.T)
-        if bias is not None:
-            target += bias
+        if op.adds:
+            self._products.add_linear(rows[op.source], op.weights, rows[op.target])
+        else:
+            rows[op.target] = self._products.linear(rows[op.source], op.weights)
 
     def _gated(self, op: Gated, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
         both = self._gates[id(op)]
-        rows[op.target] = row_kernels.gated(functional.linear(rows[op.source], _matrix(both), both.bias), op.activation)
+        rows[op.target] = row_kernels.gated(self._products.linear(rows[op.source], both), op.activation)
 
     def _rotate(
         self, op: RotateAndStore, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor
     ) -> None:
         shape = self._program.shape
-        row_kernels.rotate_and_store(
-            op, rows[Rows.HEADS], self._program.num_heads, pool[op.layer], batch, shape.block_size, shape.head_dim
-        )
+        row_kernels.rotate_and_store(op, rows[Rows.HEADS], self._program.num_heads, pool[op.layer], batch, shape)
 
     def _attention(self, op: Attend, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor) -> None:
         shape, num_heads = self._program.shape, self._program.num_heads
@@ -159,7 +152,8 @@ def _side_by_side(op: Gated) -> PackedWeights:
     gate, up = op.gate, op.up
     parts = [(gate.data, up.data)] + ([] if gate.bias is None or up.bias is None else [(gate.bias, up.bias)])
     joined = [_view_of_both(*part) if _follows(*part) else torch.cat(part) for part in parts]
-    return PackedWeights(gate.columns + up.columns, gate.depth, gate.dtype, *joined)
+    bias = joined[1] if len(joined) > 1 else None
+    return PackedWeights(gate.columns + up.columns, gate.depth, gate.dtype, joined[0], bias, gate.form)
 
 
 def _follows(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -7,8 +7,18 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch
+from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
 from paged_kernels.decoder import Activation, Embed, Norm, RotateAndStore
+from paged_kernels.gpu.scaled_cache import (
+    PLAIN,
+    elements_of,
+    form_of,
+    magnitudes,
+    numbers_and_scales,
+    numbers_of,
+    scale_place,
+    scales_for,
+)
 
 _PIECE = 1024
 _HEADS = 8
@@ -62,10 +72,10 @@ def gated_kernel(both, out, WIDTH: tl.constexpr, PIECE: tl.constexpr, IS_SILU: t
 
 @triton.jit
 def rotate_kernel(
-    heads, keys, values, slots, positions, cosines, sines, query_weight, key_weight, eps,
+    heads, keys, values, key_scales, value_scales, slots, positions, cosines, sines, query_weight, key_weight, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_PADDED: tl.constexpr,
-    REST: tl.constexpr, REST_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, PIECE: tl.constexpr,
-    ROTATES: tl.constexpr, HAS_NORM: tl.constexpr, ONE_PLUS: tl.constexpr,
+    REST: tl.constexpr, REST_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, PIECE: tl.constexpr, ROTATES: tl.constexpr,
+    HAS_NORM: tl.constexpr, ONE_PLUS: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Program (token, piece of heads): norm and rotate queries in place; keys and values to the token's slot.
 
@@ -123,20 +133,49 @@ def rotate_kernel(
     is_kept = slot >= 0
     slot = tl.where(is_kept, slot, 0)
     kv_head = tl.where(is_value, head - HEADS - KV_HEADS, tl.where(is_query, 0, head - HEADS))
-    to = ((slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
-    is_key = is_kept & (head >= HEADS) & (head < HEADS + KV_HEADS)
-    for_value = is_kept & is_value
-    # Rounded to the rows' type first, as modules hand keys and values over.
-    store_part(keys, values, to[:, None] + half[None, :], first.to(kind), in_half, is_key, for_value)
-    store_part(keys, values, to[:, None] + HALF + half[None, :], second.to(kind), in_half, is_key, for_value)
-    if REST > 0:
-        store_part(keys, values, to[:, None] + 2 * HALF + tail[None, :], rest.to(kind), in_rest, is_key, for_value)
+    store_heads(
+        keys, values, key_scales, value_scales, slot // BLOCK_SIZE * KV_HEADS + kv_head, slot % BLOCK_SIZE,
+        # Rounded to the rows' type first, as modules hand keys and values over.
+        first.to(kind), second.to(kind), rest.to(kind), in_half, in_rest,
+        is_real & is_kept & (head >= HEADS) & (head < HEADS + KV_HEADS), is_real & is_kept & is_value,
+        HEAD_DIM, BLOCK_SIZE, HALF, REST, FORM,
+    )  # fmt: skip
 
 
 @triton.jit
-def store_part(keys, values, at, part, held, is_key, is_value):
-    """Write a part of each head, where it is held, to the keys or to the values in the cache."""
-    stored = part.to(keys.dtype.element_ty)
+def store_heads(
+    keys, values, key_scales, value_scales, of_block, offset, first, second, rest, in_half, in_rest, is_key, is_value,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """Write the parts of each head to token `offset` of kv head `of_block` of all blocks, and its scale where it has one."""
+    half = tl.arange(0, first.shape[1])
+    tail = tl.arange(0, rest.shape[1])
+    to = (of_block * (BLOCK_SIZE * elements_of(FORM, HEAD_DIM)) + offset * HEAD_DIM)[:, None]
+    factor = tl.zeros([first.shape[0]], tl.float32)
+    if FORM != PLAIN:
+        largest = tl.maximum(largest_of(first), largest_of(second))
+        if REST > 0:
+            largest = tl.maximum(largest, largest_of(rest))
+        scale, factor = scales_for(largest, FORM)
+        scale_to = scale_place(of_block, offset, HEAD_DIM, BLOCK_SIZE)
+        tl.store(key_scales + scale_to, scale, mask=is_key)
+        tl.store(value_scales + scale_to, scale, mask=is_value)
+    store_part(keys, values, to + half[None, :], first, factor, in_half, is_key, is_value, FORM)
+    store_part(keys, values, to + HALF + half[None, :], second, factor, in_half, is_key, is_value, FORM)
+    if REST > 0:
+        store_part(keys, values, to + 2 * HALF + tail[None, :], rest, factor, in_rest, is_key, is_value, FORM)
+
+
+@triton.jit
+def largest_of(part):
+    """Bits of the largest magnitude of a part of each head."""
+    return tl.max(magnitudes(part.to(tl.float32)), 1)
+
+
+@triton.jit
+def store_part(keys, values, at, part, factor, held, is_key, is_value, FORM: tl.constexpr):
+    """Write a part of each head, where it is held, to the keys or to the values in the cache. `factor`: of scaled numbers."""
+    stored = numbers_of(part, factor[:, None], FORM, keys.dtype.element_ty)
     tl.store(keys + at, stored, mask=held & is_key[:, None])
     tl.store(values + at, stored, mask=held & is_value[:, None])
 
@@ -213,22 +252,23 @@ def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def rotate_and_store(
-    op: RotateAndStore, heads: torch.Tensor, num_heads: int, cache: torch.Tensor, batch: AttentionBatch, block_size: int,
-    head_dim: int,
+    op: RotateAndStore, heads: torch.Tensor, num_heads: int, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape,
 ) -> None:  # fmt: skip
     """See decoder.RotateAndStore. `heads`: [T, all heads * head_dim]. `cache`: of the layer. Keys stay as they were in `heads`."""
+    head_dim = shape.head_dim
     count = heads.shape[1] // head_dim
     turns, norms = op.cosines is not None, op.norm
     half = (op.cosines.shape[1] if op.cosines is not None else head_dim) // 2
     rest = head_dim - 2 * half
+    (keys, values), scales = numbers_and_scales(cache, shape)
     some = heads  # for pointers that are not used
     rotate_kernel[(len(heads), triton.cdiv(count, _HEADS))](
-        heads, cache[0], cache[1], batch.slots, batch.positions, op.cosines if turns else some, op.sines if turns else some,
-        some if norms is None else norms.queries, some if norms is None else norms.keys,
+        heads, keys, values, scales[0], scales[1], batch.slots, batch.positions, op.cosines if turns else some,
+        op.sines if turns else some, some if norms is None else norms.queries, some if norms is None else norms.keys,
         0.0 if norms is None else float(norms.eps), HEADS=num_heads, KV_HEADS=(count - num_heads) // 2, HEAD_DIM=head_dim,
         HALF=half, HALF_PADDED=triton.next_power_of_2(half), REST=rest, REST_PADDED=triton.next_power_of_2(max(rest, 1)),
-        BLOCK_SIZE=block_size, PIECE=_HEADS, ROTATES=turns, HAS_NORM=norms is not None,
-        ONE_PLUS=norms is not None and norms.one_plus, enable_fp_fusion=True,
+        BLOCK_SIZE=shape.block_size, PIECE=_HEADS, ROTATES=turns, HAS_NORM=norms is not None,
+        ONE_PLUS=norms is not None and norms.one_plus, FORM=form_of(cache.dtype), enable_fp_fusion=True,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from paged_kernels.backend import AttentionBatch, CacheShape
+from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
 
 _SHORT_ROWS = 16
 """Minimum rows of a matrix unit."""
@@ -66,13 +66,19 @@ def padded_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShape, TileShape]:
-    """Tiles for sequences with few tokens and with many.
+def tile_shapes(
+    head_dim: int, group: int, dtype: torch.dtype, *, has_scales: bool = False
+) -> tuple[TileShape, TileShape]:
+    """Tiles for sequences with few tokens and with many. `has_scales`: over a cache of numbers with scales.
 
     They fit the shared memory of sm_80 with all their stages, and the registers of each GPU in
     `paged_kernels.resources`.
     """
     row_bytes, least = padded_dim(head_dim) * dtype.itemsize, max(_SHORT_ROWS, triton.next_power_of_2(group))
+    if has_scales and row_bytes <= 512:
+        keys = 64 if row_bytes <= 256 and group <= 4 else 32
+        rows = 64 if row_bytes <= 256 else 32
+        return TileShape(least, keys, 4, 2), TileShape(max(rows, least), keys, 4, 2)
     if row_bytes <= 256:
         return TileShape(least, 64, 4, 3), TileShape(max(128, least), 64 if row_bytes <= 128 else 32, 8, 3)
     if row_bytes <= 512:
@@ -81,23 +87,27 @@ def tile_shapes(head_dim: int, group: int, dtype: torch.dtype) -> tuple[TileShap
 
 
 def make_plans(
-    batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing
-) -> list[TilePlan]:
+    batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing,
+    cache_dtype: torch.dtype | None = None,
+) -> list[TilePlan]:  # fmt: skip
     """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out.
+
+    `dtype`: of queries, and of the cache unless `cache_dtype` is given.
 
     Where each sequence has one token, the device cuts the tiles too: nothing is copied to it.
     """
-    short, tall = tile_shapes(shape.head_dim, group, dtype)
+    kept = cache_dtype or dtype
+    short, tall = tile_shapes(shape.head_dim, group, dtype, has_scales=kept in SCALED_MOST)
     offsets = batch.offsets.astype(np.int32)
     counts = np.diff(offsets)
     if len(counts) and (counts == 1).all():
-        return [_plan(batch, shape, short, len(counts), None, dtype, window, sharing)]
+        return [_plan(batch, shape, short, len(counts), None, kept, window, sharing)]
     few = counts * group <= short.rows
     plans = []
     for tile, chosen in ((short, few), (tall, ~few)):
         tiles = cut(offsets, chosen, tile.rows // group)
         if tiles.shape[1]:
-            plans.append(_plan(batch, shape, tile, tiles.shape[1], tiles, dtype, window, sharing))
+            plans.append(_plan(batch, shape, tile, tiles.shape[1], tiles, kept, window, sharing))
     return plans
 
 
@@ -114,7 +124,7 @@ def _plan(
     batch: AttentionBatch, shape: CacheShape, tile: TileShape, num_tiles: int, tiles: NDArray[np.int32] | None,
     dtype: torch.dtype, window: int | None, sharing: Sharing,
 ) -> TilePlan:  # fmt: skip
-    """`tiles`: None for one token each, in order."""
+    """`tiles`: None for one token each, in order. `dtype`: of the cache."""
     device = batch.positions.device
     # At most `target` ranges of equal length plus one rest per tile: no length has to be known here. Tiles
     # that are split have less than twice as many parts as their share of `target`.

@@ -1,5 +1,6 @@
 """`python -m paged_kernels.resources`: the table of registers, spills and shared memory."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,20 @@ from rich.table import Table
 
 from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.resources.compiled import GPUS, resources
-from paged_kernels.resources.forms import attention_launches, decoder_launches, other_launches
+from paged_kernels.resources.forms import (
+    attention_launches,
+    decoder_launches,
+    other_launches,
+    product_launches,
+    rotation_launches,
+)
 from paged_kernels.resources.launches import Launch
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _RULES = {"causal": AttentionRule(0.1), "window, soft cap": AttentionRule(0.1, 512, 30.0)}
 _SHAPES = [(64, 4), (96, 4), (128, 1), (128, 8), (256, 4)]
 """Head sizes, with query heads of a kv head."""
+_CACHES = {"": None, ", int8 cache": torch.int8, ", fp8 cache": torch.float8_e4m3fn}
 _ROW_WIDTH = 8192
 _SIZES = {"ROWS": "rows", "BLOCK": "tiles"}
 """Constants of kernels that are compiled in several sizes."""
@@ -57,17 +65,25 @@ def _forms() -> Iterator[tuple[str, Launch]]:
     """Every launch, with what tells it from others of its kernel."""
     for dtype_name, dtype in _DTYPES.items():
         for head_dim, group in _SHAPES:
-            for rule_name, rule in _RULES.items():
-                found = attention_launches(CacheShape(16, 2, head_dim), group, dtype, rule)
-                for launch in found:
-                    sizes = [
-                        f", {launch.arguments[key]} {word}" for key, word in _SIZES.items() if key in launch.arguments
-                    ]
-                    yield f"{dtype_name}, heads of {head_dim} x {group}, {rule_name}{''.join(sizes)}", launch
-            for launch in decoder_launches(CacheShape(16, 2, head_dim), group, dtype, _ROW_WIDTH):
+            shape = CacheShape(16, 2, head_dim)
+            for (cache_name, cache_dtype), (rule_name, rule) in itertools.product(_CACHES.items(), _RULES.items()):
+                for launch in attention_launches(shape, group, dtype, rule, cache_dtype):
+                    form = f"{dtype_name}, heads of {head_dim} x {group}{cache_name}, {rule_name}"
+                    yield _with_sizes(form, launch), launch
+            for launch in decoder_launches(shape, group, dtype, _ROW_WIDTH):
                 yield f"{dtype_name}, heads of {head_dim}, rows of {_ROW_WIDTH}", launch
+            for cache_name, cache_dtype in _CACHES.items():
+                for launch in rotation_launches(shape, group, dtype, cache_dtype) if cache_dtype else ():
+                    yield f"{dtype_name}, heads of {head_dim}{cache_name}", launch
+        for launch in product_launches(dtype):
+            yield _with_sizes(dtype_name, launch), launch
         for launch in other_launches(dtype, 151_936):
             yield dtype_name, launch
+
+
+def _with_sizes(form: str, launch: Launch) -> str:
+    sizes = [f", {launch.arguments[key]} {word}" for key, word in _SIZES.items() if key in launch.arguments]
+    return form + "".join(sizes)
 
 
 def _row(gpu: str, form: str, launch: Launch) -> dict[str, Any]:

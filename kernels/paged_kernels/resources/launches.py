@@ -12,7 +12,7 @@ from triton.compiler import ASTSource, CompiledKernel
 
 _TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64",
-    torch.int32: "i32", torch.uint8: "u8",
+    torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8",
 }  # fmt: skip
 
 

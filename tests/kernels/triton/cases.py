@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from paged_kernels.backend import PADDING_SLOT, AttentionBatch, AttentionRule, CacheShape, KernelBackend
+from paged_kernels.backend import (
+    PADDING_SLOT,
+    AttentionBatch,
+    AttentionRule,
+    CacheShape,
+    KernelBackend,
+    written_dtype,
+)
+from tests.kernels.programs import full_of_nan
 from tests.support.cuda import TEST_DEVICE
 from tests.worker.fake_cuda import tensors
 
@@ -29,6 +37,8 @@ class Problem:
     sequences: tuple[tuple[int, int], ...]
     rule: AttentionRule
     seed: int
+    cache_dtype: torch.dtype | None = None
+    """None: that of the rows."""
 
 
 def random_problem(kind: str, seed: int) -> Problem:
@@ -113,16 +123,13 @@ def make_inputs(problem: Problem) -> Inputs:
 
 def attend(backend: KernelBackend, problem: Problem) -> torch.Tensor:
     """float32 [new tokens, heads, dim]. Blocks that were never written, or left a window, hold NaN; padding gives zero."""
-    given = make_inputs(problem)
-    cache = torch.full(
-        (2, given.num_blocks, problem.shape.block_elements(problem.dtype)),
-        float("nan"),
-        dtype=problem.dtype,
-        device=DEVICE,
-    )
-    backend.write_kv(*given.old, cache, given.old_slots, problem.shape)
-    backend.write_kv(*given.new, cache, given.batch.slots, problem.shape)
-    cache[:, given.stale_blocks] = float("nan")
+    given, cache_dtype = make_inputs(problem), problem.cache_dtype or problem.dtype
+    cache = full_of_nan((2, given.num_blocks, problem.shape.block_elements(cache_dtype)), cache_dtype).to(DEVICE)
+    nothing = cache[:, :1].clone()
+    for (key, value), slots in ((given.old, given.old_slots), (given.new, given.batch.slots)):
+        written = written_dtype(cache_dtype)
+        backend.write_kv(key.to(written), value.to(written), cache, slots, problem.shape)
+    cache[:, given.stale_blocks] = nothing
     out = backend.paged_attention(given.query, cache, given.batch, problem.shape, problem.rule).float().cpu()
     assert not out[-PADDING:].any(), "padding attends to nothing"
     return out[:-PADDING]

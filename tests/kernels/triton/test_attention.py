@@ -44,6 +44,29 @@ def test_equals_reference_for_every_shape(kind, record_property):
     compare(kind, range(WHOLE), record_property)
 
 
+def compare_scaled(cache_dtype: torch.dtype, kinds: tuple[str, ...], seeds: range, record) -> None:
+    for kind in kinds:
+        for seed in seeds:
+            problem = narrowed(random_problem(kind, seed), cache_dtype=cache_dtype)
+            # An integer on the border between two becomes either: not all of these products are rounded once.
+            allowed = 100 if problem.dtype == torch.float32 and cache_dtype == torch.int8 else 2
+            assert difference(problem, backend()) <= allowed, problem
+    record("size", f"triton attention over {cache_dtype}: {len(kinds) * len(seeds)} random shapes")
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_numbers_with_scales(cache_dtype, record_property):
+    """R18: caches of numbers with scales hold what the reference's do; a sample."""
+    compare_scaled(cache_dtype, KINDS, range(1, 3), record_property)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_numbers_with_scales_of_every_shape(cache_dtype, record_property):
+    """R18: the same over all random shapes."""
+    compare_scaled(cache_dtype, KINDS, range(WHOLE), record_property)
+
+
 @pytest.mark.parametrize("ways", [(1, 64), pytest.param((5, 1000), marks=pytest.mark.long)], ids=str)
 def test_every_way_to_share_gives_the_same(ways, record_property):
     """One program for all keys, or many: the parts of a tile add up."""

@@ -8,6 +8,8 @@ import torch
 from paged_kernels.backend import PADDING_SLOT, CacheShape, TorchBlocks
 from paged_kernels.gpu import block_moves
 from paged_kernels.gpu.block_moves import TritonBlocks
+from paged_kernels.reference import stored
+from tests.kernels.programs import full_of_nan
 from tests.kernels.triton.cases import ALLOWED, BLOCK_SIZES, DEVICE, HEAD_DIMS
 from tests.kernels.triton.test_attention import Idle
 
@@ -55,6 +57,35 @@ def test_writes(record_property):
 def test_writes_of_every_shape(record_property):
     """R18: the same over all random shapes."""
     check_writes(range(WHOLE), record_property)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_writes_of_numbers_with_scales(dtype):
+    """Those of the reference and their scales, of sizes from none to all; NaN for what is not finite; nothing else touched."""
+    shape, tokens = CacheShape(16, 2, 80), 60
+    heads = torch.randn(2, tokens, 2, 80, generator=torch.Generator().manual_seed(0))
+    heads *= 10 ** torch.linspace(-20, 20, tokens)[:, None, None]
+    heads[:, 5] = heads[:, 5].bfloat16()
+    heads[:, 3, 0], heads[:, 4, 1], heads[0, 6, 0, 7], heads[1, 7, 1, 2] = 0, 1e-31, float("inf"), float("nan")
+    heads[0, 8, 0, :4] = torch.tensor([448, 17, 19, 2.0**-10])
+    heads[0, 8, 0, 4:] = 0
+    slots = torch.randperm(5 * 16, generator=torch.Generator().manual_seed(1))[:tokens]
+    cache = full_of_nan((2, 5, shape.block_elements(dtype)), dtype).to(DEVICE)
+    block_moves.write_kv(*heads.to(DEVICE), cache, slots.to(DEVICE), shape)
+    of_heads = cache.cpu().view(2, 5, 2, 16 * 84)
+    numbers = of_heads[..., : 16 * 80].reshape(2, 5, 2, 16, 80).transpose(2, 3).reshape(2, 80, 2, 80)
+    scales = of_heads[..., 16 * 80 :].contiguous().view(torch.float32).transpose(2, 3).reshape(2, 80, 2, 1)
+    expected, expected_scales = stored(heads, dtype).split([80, 4], -1)
+    assert torch.equal(
+        scales[:, slots].nan_to_num(7.0), expected_scales.contiguous().view(torch.float32).nan_to_num(7.0)
+    )
+    # Of int8, the interpreter rounds the product before it is rounded to an integer.
+    most = 1 if dtype == torch.int8 else 0
+    assert (numbers[:, slots].float() - expected.float()).abs().max() <= most
+    rest = torch.ones(80, dtype=torch.bool)
+    rest[slots] = False
+    assert (numbers.view(torch.uint8)[:, rest] == 255).all()
+    assert scales[:, rest].isnan().all()
 
 
 class Pools:

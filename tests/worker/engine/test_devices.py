@@ -39,7 +39,7 @@ def chosen(
         ("auto", "auto", {"num_devices": 2}, ("cuda:0", "cuda")),
         ("auto", "cpu", {"num_devices": 1}, ("cpu", "cpu")),
         ("auto", "auto", {"num_devices": 1, "quantization": "int8"}, ("cpu", "cpu")),
-        ("auto", "auto", {"num_devices": 1, "kv_cache_dtype": "int8"}, ("cpu", "cpu")),
+        ("auto", "auto", {"num_devices": 1, "kv_cache_dtype": "int8"}, ("cuda:0", "cuda")),
         ("auto", "auto", {"num_devices": 1, "invariant": True}, ("cpu", "cpu")),
         ("auto", "auto", {"num_devices": 1, "invariant": False}, ("cuda:0", "cuda")),
         ("cpu", "auto", {"num_devices": 1}, ("cpu", "cpu")),

@@ -32,6 +32,7 @@ FORMS = {
     "bfloat16": {"dtype": "bfloat16"},
     "float32 over bfloat16": {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
     "float32 over int8": {"dtype": "float32", "kv_cache_dtype": "int8"},
+    "bfloat16 over fp8": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "float32", "quantization": "int4"},
 }

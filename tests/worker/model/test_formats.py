@@ -19,6 +19,7 @@ from tests.support.quantized_files import (
     float_quantized,
     fp4,
     fp8_blocks,
+    fp8_static,
     gptq,
     int_quantized,
     pack_quantized,
@@ -56,23 +57,31 @@ INTEGERS: dict[str, Stored] = {
     "nvfp4": fp4(16),
 }
 """Kept as integers."""
+FLOATS: dict[str, Stored] = {
+    "fp8-channel": float_quantized((1, 0)),
+    "fp8-tensor": float_quantized((0, 0)),
+    "fp8-block-32": float_quantized((32, 32)),
+    "deepseek": fp8_blocks((128, 128)),
+    "deepseek-tensor": fp8_blocks(None),
+    "fp8-static": fp8_static(),
+}
+"""Kept as E4M3 numbers."""
 DEQUANTIZED: dict[str, Stored] = {
     "gptq-act-order": gptq(4, 32, sym=True, act_order=True),
     "gptq-v2-act-order-zeros": gptq(8, 64, sym=False, v2=True, act_order=True),
     "groups-of-8": pack_quantized(4, 8),
-    "fp8-channel": float_quantized((1, 0)),
-    "fp8-tensor": float_quantized((0, 0)),
     "fp8-block": float_quantized((48, 48)),
-    "deepseek": fp8_blocks((128, 128)),
     "deepseek-ragged": fp8_blocks((48, 40)),
 }
-ALL = INTEGERS | DEQUANTIZED
+ALL = INTEGERS | FLOATS | DEQUANTIZED
 ROUNDED_ROWS = 0.1
 """Most that logits of these models may be off, of their size: rows are rounded to 8 bits in each group."""
 
 
 def planned_sizes(path: Path, *, packs: bool) -> ModelSizes:
-    return model_sizes(path, dtype="auto", kv_cache_dtype="auto", max_model_len=None, packs=packs)
+    """Of a CPU that packs, or of a GPU."""
+    kept = (torch.int8, torch.float8_e4m3fn) if packs else (torch.float8_e4m3fn,)
+    return model_sizes(path, dtype="auto", kv_cache_dtype="auto", max_model_len=None, packs=kept)
 
 
 def check_products(model: LoadedModel, meant: dict[str, torch.Tensor]) -> int:
@@ -100,19 +109,20 @@ def linear_bytes(path: Path) -> int:
 
 @pytest.mark.parametrize("name", ALL)
 def test_values_are_exact(name: str, tmp_path: Path) -> None:
-    """Each weight is, bit by bit, what its tensors stand for; integers are kept where they can be."""
+    """Each weight is, bit by bit, what its tensors stand for; numbers are kept where they can be."""
     source = make_checkpoint("llama", tmp_path / "source", **WIDE)
     path = stored_so(source, tmp_path / "stored", ALL[name])
     meant = load_file(source / "model.safetensors")
     reader = checkpoint.open_checkpoint(path).reader
-    assert reader is not None and reader.is_quantized is not ("fp8" in name or "deepseek" in name)
+    assert reader is not None and reader.is_quantized
+    assert reader.has_integers is not ("fp8" in name or "deepseek" in name)
     found = {name: read() for name, read in reader.tensors(torch.float32).items()}
     assert found.keys() == meant.keys()
     tolerance = 1e-6 if name == "nvfp4" else 0  # a quotient of scales is rounded
     for key, expected in meant.items():
         torch.testing.assert_close(dense(found[key]), expected, rtol=tolerance, atol=0)
     kept = {key for key, value in found.items() if isinstance(value, QuantizedWeight)}
-    assert len(kept) == (14 if name in INTEGERS else 0)
+    assert len(kept) == (0 if name in DEQUANTIZED else 14)
     assert reader.num_elements == sum(value.numel() for value in meant.values())
 
 
@@ -129,7 +139,9 @@ def test_values_are_exact(name: str, tmp_path: Path) -> None:
         pytest.param("qwen2", "gptq-act-order", marks=pytest.mark.long),
         pytest.param("qwen3", "mxfp4", marks=pytest.mark.long),
         ("llama", "fp8-block"),
+        ("qwen3", "deepseek"),
         ("qwen3_moe", "w4a16-32"),
+        ("qwen3_moe", "fp8-block-32"),
     ],
 )
 def test_tokens_are_those_of_the_dequantized_model(family: str, name: str, tmp_path: Path) -> None:
@@ -173,11 +185,80 @@ def test_products_of_integers(family: str, name: str, tmp_path: Path, caplog) ->
     assert plain.model.weight_bytes - model.model.weight_bytes > 0.6 * linear_bytes(path)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "fp8-channel"),
+        pytest.param("qwen3", "fp8-channel", marks=pytest.mark.long),
+        ("qwen3", "fp8-tensor"),
+        ("llama", "fp8-block-32"),
+        ("qwen3", "deepseek"),
+        pytest.param("llama", "deepseek", marks=pytest.mark.long),
+        ("llama", "deepseek-tensor"),
+    ],
+)
+def test_fp8_is_multiplied_as_it_is_stored(family: str, name: str, tmp_path: Path, caplog) -> None:
+    """Tokens and logprobs are those of transformers with the values meant, in a quarter of float32's memory; bits do not
+    depend on chunks."""
+    caplog.set_level("INFO")
+    source = make_checkpoint(family, tmp_path / "source", **WIDE)
+    path = stored_so(source, tmp_path / "stored", ALL[name])
+    driver = Driver(make_engine(path, dtype="float32"))
+    model = driver.engine._loaded
+    assert model.model.is_fused
+    assert "dequantized" not in caplog.text
+    forms = [part.weights.form.stored for part in model.model._model.modules() if isinstance(part, PackedLinear)]
+    assert forms.count("fp8") == 14 and set(forms) <= {"fp8", "plain"}
+    expected = greedy(reference_model(source), PROMPT, 16)
+    generate(driver, "p", PROMPT, 16)
+    expected.check(driver.tokens["p"], driver.logprobs["p"])
+    assert len(set(expected.token_ids)) >= 10
+    model = loaded(path, dtype="float32")
+    whole = logits_of(model, [PROMPT])
+    assert torch.equal(logits_of(model, [PROMPT[:1], PROMPT[1:9], PROMPT[9:]]), whole)
+    planned = planned_sizes(path, packs=True)
+    assert model.model.weight_bytes == pytest.approx(planned.weight_bytes, rel=0.01)
+    full = loaded(source, dtype="float32").model.weight_bytes
+    assert full - model.model.weight_bytes > 0.7 * linear_bytes(path)
+
+
+def test_large_scales_of_fp8(tmp_path: Path, caplog) -> None:
+    """Kernels multiply scales with a power of two, which must not overflow: a matrix with such scales is dequantized."""
+    caplog.set_level("INFO")
+    path = stored_so(make_checkpoint("llama", tmp_path / "source", **WIDE), tmp_path / "stored", ALL["fp8-channel"])
+    tensors = load_file(path / "model.safetensors")
+    tensors[f"{QUERIES}.weight_scale"][3] = 256
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    model = loaded(path, dtype="float32")
+    assert (
+        "1 of 14 quantized weights (compressed-tensors) are dequantized to float32: FP8 with scales of 256"
+        in caplog.text
+    )
+    assert logits_of(model, [PROMPT]).isfinite().all()
+
+
+def test_scales_of_a_kv_cache_are_not_used(tmp_path: Path) -> None:
+    """Those of a checkpoint, for all tokens: a cache computes its own, for each token and kv head."""
+    path = stored_so(make_checkpoint("llama", tmp_path / "source", **WIDE), tmp_path / "stored", ALL["fp8-channel"])
+    expected = logits_of(loaded(path, dtype="float32", kv_cache_dtype="fp8"), [PROMPT[:9], PROMPT[9:]])
+    scales = {f"model.layers.{i}.self_attn.{name}_scale": torch.tensor(0.03) for i in range(2) for name in "kv"}
+    tensors = load_file(path / "model.safetensors") | scales
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    set_config(path, quantization_config=ALL["fp8-channel"].config | {"kv_cache_scheme": scheme})
+    found = logits_of(loaded(path, dtype="float32", kv_cache_dtype="fp8"), [PROMPT[:9], PROMPT[9:]])
+    assert torch.equal(found, expected)
+
+
 def test_dequantized_weights_are_named_in_the_log(tmp_path: Path, caplog) -> None:
-    """FP8, groups that follow activations, merged experts: multiplied as full weights, with the same results, and said so."""
+    """Groups of other sizes or that follow activations, merged experts: multiplied as full weights, and said so."""
     caplog.set_level("INFO")
     for family, name, words in (
-        ("llama", "fp8-channel", "14 of 14 quantized weights (compressed-tensors) are dequantized to float32: FP8"),
+        (
+            "llama",
+            "fp8-block",
+            "14 of 14 quantized weights (compressed-tensors) are dequantized to float32: groups of 48",
+        ),
         ("llama", "gptq-act-order", "(gptq) are dequantized to float32: groups in the order of activations (g_idx)"),
         ("llama", "groups-of-8", "are dequantized to float32: groups of 8"),
         ("qwen3_moe", "w4a16-32", "24 of 32 quantized weights are dequantized, because transformers merges them"),
@@ -199,21 +280,21 @@ def test_float16_is_for_other_kernels(tmp_path: Path, caplog) -> None:
     assert loaded(path).dtype == torch.bfloat16
     assert "--dtype auto: bfloat16" in caplog.text
     assert loaded(path, dtype="float16").model.quantized_bytes == 0
-    assert "integers are dequantized to float16" in caplog.text
+    assert "weights are dequantized to float16" in caplog.text
     assert planned_sizes(path, packs=True).dtype == "bfloat16"
     assert planned_sizes(path, packs=False).dtype == "float16"
 
 
 def test_plans_without_weights(tmp_path: Path) -> None:
-    """Of config.json alone: what it does not quantize is counted in full. On a GPU all is."""
+    """Of config.json alone: what it does not quantize is counted in full. On a GPU all but FP8 is."""
     for name in ("awq-32", "gptq-32-zeros", "w4a16-32", "mxfp4", "fp8-channel"):
         source = make_checkpoint("llama", tmp_path / f"{name}-source", **WIDE)
         path = stored_so(source, tmp_path / name, ALL[name])
         whole, on_a_gpu = planned_sizes(path, packs=True), planned_sizes(path, packs=False)
         (path / "model.safetensors").unlink()
         assert planned_sizes(path, packs=True).weight_bytes == whole.weight_bytes
-        assert on_a_gpu.weight_bytes == on_a_gpu.loaded_bytes == whole.loaded_bytes
-        assert (whole.weight_bytes < on_a_gpu.weight_bytes) is (name != "fp8-channel")
+        assert whole.weight_bytes < whole.loaded_bytes
+        assert on_a_gpu.weight_bytes == (whole.weight_bytes if name == "fp8-channel" else whole.loaded_bytes)
 
 
 def test_tensors_in_several_files(tmp_path: Path) -> None:
@@ -344,14 +425,16 @@ def test_biases_of_zero_are_no_error(tmp_path: Path) -> None:
 
 
 def test_rounding_of_integers_is_refused(tmp_path: Path) -> None:
-    """`--quantization` beside integers; FP8, which is dequantized, may be rounded."""
+    """`--quantization` beside integers; FP8 may be rounded."""
     source = make_checkpoint("llama", tmp_path / "source", **WIDE)
     path = stored_so(source, tmp_path / "stored", ALL["w8a8"])
     with pytest.raises(ConfigError, match="--quantization int4 rounds unquantized weights") as caught:
         loaded(path, quantization="int4")
     assert caught.value.reason == "QUANTIZATION_UNSUPPORTED"
     path = stored_so(source, tmp_path / "fp8", ALL["fp8-channel"])
-    assert loaded(path, quantization="int8").model.quantized_bytes > 0
+    model = loaded(path, quantization="int8").model._model
+    stored = {part.weights.form.stored for part in model.modules() if isinstance(part, PackedLinear)}
+    assert stored == {"int8"}
 
 
 @pytest.mark.parametrize("where", ["quantize_config.json", "quant_config.json"])

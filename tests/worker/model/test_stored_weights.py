@@ -60,7 +60,7 @@ def test_fp8_is_what_it_stands_for(family: str, block: tuple[int, int] | None, t
 
 
 def test_memory_is_counted_for_what_fp8_becomes(tmp_path: Path) -> None:
-    """A byte on disk is four in float32: the check before loading and `quire plan` count these."""
+    """Where it is dequantized, a byte on disk is four in float32: the check before loading and `quire plan` count these."""
     plain = make_checkpoint("llama", tmp_path / "plain")
     path = stored_so(plain, tmp_path / "fp8", fp8_blocks((_BLOCK, _BLOCK)))
     found = checkpoint.open_checkpoint(path)

@@ -1,7 +1,7 @@
 """quantization_config of compressed-tensors, as llm-compressor writes it: groups of modules with a scheme each."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,10 @@ class CompressedTensors:
     def skips(self, module: str) -> bool:
         """See WeightFormat."""
         return _matches(module, self._ignored) or self.form_of(module) is None
+
+    def with_tensors(self, names: Collection[str]) -> "CompressedTensors":
+        """See WeightFormat."""
+        return self
 
 
 def compressed_tensors(given: Mapping[str, Any]) -> CompressedTensors:

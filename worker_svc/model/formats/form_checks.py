@@ -22,6 +22,7 @@ _PARTS = (
 
 def matrices_of(given: WeightFormat, entries: Entries) -> dict[str, Matrix]:
     """Quantized matrices by target. Raises UnsupportedWeights for tensors that do not fit quantization_config."""
+    given = given.with_tensors(entries)
     found = [matrix for name in entries if (matrix := _matrix(given, name, entries)) is not None]
     if not found:
         raise UnsupportedWeights(

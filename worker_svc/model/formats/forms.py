@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class Layout(Enum):
 
     @property
     def is_float(self) -> bool:
-        """True if values are dequantized when they are loaded: no integers times a scale."""
+        """True if numbers are E4M3: these times a scale, no integers."""
         return self in {Layout.FP8, Layout.FP8_BLOCKS}
 
     @property
@@ -97,14 +97,13 @@ class MatrixForm:
     def kept_group(self) -> int:
         """Depths of a group as it is packed; 0 = the matrix is dequantized."""
         group = self.block[1]
-        if self.layout.is_float:
-            return 0
         return WHOLE_GROUP if group % WHOLE_GROUP == 0 else group if group in _GROUPS else 0
 
     @property
     def factor_bytes(self) -> int:
         """Bytes of a group's scale, and offset, as most checkpoints have them packed."""
-        return 2 * _SINGLE if self.has_zeros else _SINGLE if self.layout is Layout.NVFP4 else _HALF
+        has_single = self.layout is Layout.NVFP4 or self.layout.is_float
+        return 2 * _SINGLE if self.has_zeros else _SINGLE if has_single else _HALF
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +135,22 @@ class WeightFormat(Protocol):
         """True if a module is not quantized. The checkpoint's tensors know better."""
         ...
 
+    def with_tensors(self, names: Collection[str]) -> "WeightFormat":
+        """The format of a checkpoint with tensors of these names."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class UniformFormat:
-    """A `WeightFormat` of one form. `skipped`: parts of names of modules that are not quantized."""
+    """A `WeightFormat` of one form. `skipped`: parts of names of modules that are not quantized.
+
+    `instead`: the form if no tensor is named as scales of `form` are.
+    """
 
     name: str
     form: MatrixForm
     skipped: tuple[str, ...] = ()
+    instead: MatrixForm | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -157,3 +164,9 @@ class UniformFormat:
     def skips(self, module: str) -> bool:
         """See WeightFormat."""
         return any(part in module for part in self.skipped)
+
+    def with_tensors(self, names: Collection[str]) -> "UniformFormat":
+        """See WeightFormat."""
+        if self.instead is None or any(name.endswith(self.form.layout.scales) for name in names):
+            return self
+        return replace(self, form=self.instead, instead=None)

@@ -1,4 +1,4 @@
-"""Which quantization_config is read by what, and that of FP8 checkpoints, as DeepSeek and transformers write it.
+"""Which quantization_config is read by what, and that of FP8 checkpoints, as DeepSeek, transformers and AutoFP8 write it.
 
 Does not import torch.
 """
@@ -13,6 +13,8 @@ from worker_svc.model.formats.gptq_and_awq import awq, gptq
 
 _WHAT = "FP8 weights"
 _DEFAULT_BLOCK = [128, 128]
+_HEAD = "lm_head"
+_SKIPPED = ("modules_to_not_convert", "ignored_layers")
 _FIELDS: Allowed = {
     "quant_method": ("fp8",),
     "fmt": ("e4m3",),
@@ -28,14 +30,20 @@ _FIELDS: Allowed = {
 
 
 def fp8(given: Mapping[str, Any]) -> UniformFormat:
-    """The format. Raises UnsupportedWeights naming the field that is not supported."""
+    """The format. Raises UnsupportedWeights naming the field that is not supported.
+
+    Where `weight_block_size` is missing, matrices may have one scale each, as AutoFP8 stores them.
+    """
     block = given.get("weight_block_size", _DEFAULT_BLOCK)
     if block is not None and not _is_block(block):
         raise UnsupportedWeights(
             f"has {_WHAT} with weight_block_size={block!r} in quantization_config: it must be two sizes or null"
         )
     check_fields(given, _FIELDS, _WHAT)
-    return UniformFormat("fp8", MatrixForm(Layout.FP8_BLOCKS, 8, (0, 0) if block is None else (block[0], block[1])))
+    form = MatrixForm(Layout.FP8_BLOCKS, 8, (0, 0) if block is None else (block[0], block[1]))
+    skipped = [name for field in _SKIPPED for name in given.get(field) or []]
+    instead = None if given.get("weight_block_size") else MatrixForm(Layout.FP8, 8, (0, 0))
+    return UniformFormat("fp8", form, (_HEAD, *map(str, skipped)), instead)
 
 
 def _is_block(value: object) -> bool:

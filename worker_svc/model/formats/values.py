@@ -1,10 +1,10 @@
-"""What the numbers of a quantized matrix stand for: integers with scales and offsets, exactly, or dequantized weights."""
+"""What the numbers of a quantized matrix stand for: numbers with scales and offsets, exactly, or dequantized weights."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 
-from paged_kernels.quantized import QuantizedWeight
+from paged_kernels.quantized import MOST_FLOAT8_SCALE, QuantizedWeight
 from worker_svc.model.formats.form_checks import grid_of
 from worker_svc.model.formats.forms import Layout, Matrix, UnsupportedWeights
 
@@ -21,34 +21,35 @@ _ONES = {4: 0x11111111, 8: 0x01010101}
 def value_of(matrix: Matrix, tensors: Tensors, dtype: torch.dtype) -> torch.Tensor | QuantizedWeight:
     """The weights [..., columns, depth], for rows of `dtype`.
 
-    Integers are kept: a weight is scale * (number - zero point), which is exact. Where groups of depths are not
-    those of `QuantizedWeight`, and for FP8, weights are dequantized: computed in float32, then rounded to `dtype`.
+    Numbers are kept: a weight is scale * (number - zero point), which is exact. Where `QuantizedWeight` or the kernels
+    lack such weights (`why_dequantized`), they are dequantized: computed in float32, then rounded to `dtype`.
     Raises UnsupportedWeights for tensors that contradict each other.
     """
-    layout = matrix.form.layout
-    if layout.is_float:
-        scales = _on_grid(tensors[layout.scales], matrix)
-        return (tensors[layout.numbers].float() * _spread(scales, matrix.form.block, matrix.shape)).to(dtype)
-    numbers, scales, zeros = _READERS[layout](matrix, tensors)
-    order = _order(matrix, tensors)
-    if order is not None or not matrix.form.kept_group:
-        return _dequantized(numbers, scales, zeros, matrix, order).to(dtype)
+    numbers, scales, zeros = _READERS[matrix.form.layout](matrix, tensors)
+    if why_dequantized(matrix, tensors):
+        return _dequantized(numbers, scales, zeros, matrix, _order(matrix, tensors)).to(dtype)
     return _kept(numbers, scales, zeros, matrix, dtype)
 
 
 def why_dequantized(matrix: Matrix, tensors: Tensors) -> str:
-    """Why a matrix is not kept as integers; empty if it is."""
-    if matrix.form.layout.is_float:
-        return "FP8"
+    """Why a matrix is not kept as it is stored; empty if it is."""
+    if len(matrix.shape) > 2:
+        return "merged experts"
     if _order(matrix, tensors) is not None:
         return "groups in the order of activations (g_idx)"
+    if matrix.form.layout.is_float and _largest_scale(matrix, tensors) >= MOST_FLOAT8_SCALE:
+        return f"FP8 with scales of {MOST_FLOAT8_SCALE:g} or more"
     return "" if matrix.form.kept_group else f"groups of {matrix.form.block[1]}"
+
+
+def _largest_scale(matrix: Matrix, tensors: Tensors) -> float:
+    return float(_on_grid(tensors[matrix.form.layout.scales], matrix).abs().max())
 
 
 # --- stored numbers as [columns, depth], scales and zero points as [columns or 1, groups] --------------------------------
 
 Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Numbers, signed; scales and zero points in float32."""
+"""Numbers, int8 or E4M3; scales and zero points in float32."""
 
 
 def _bytes(matrix: Matrix, tensors: Tensors) -> Read:
@@ -91,7 +92,14 @@ def _fp4(matrix: Matrix, tensors: Tensors) -> Read:
     return numbers, scales / tensors["_global_scale"] if "_global_scale" in tensors else scales, None
 
 
+def _fp8(matrix: Matrix, tensors: Tensors) -> Read:
+    layout = matrix.form.layout
+    return tensors[layout.numbers], _on_grid(tensors[layout.scales], matrix), None
+
+
 _READERS: dict[Layout, Callable[[Matrix, Tensors], Read]] = {
+    Layout.FP8: _fp8,
+    Layout.FP8_BLOCKS: _fp8,
     Layout.BYTES: _bytes,
     Layout.WORDS: _words,
     Layout.MXFP4: _fp4,

@@ -38,7 +38,8 @@ class FormattedWeights:
         self.num_elements = elements + sum(prod(entries[name]["shape"]) for name in self._plain)
         self.forms = {target.removesuffix(".weight"): matrix.form for target, matrix in self._matrices.items()}
         """How modules are stored, by their names in the checkpoint."""
-        self.is_quantized = not all(matrix.form.layout.is_float for matrix in self._matrices.values())
+        self.is_quantized = bool(self._matrices)
+        self.has_integers = not all(matrix.form.layout.is_float for matrix in self._matrices.values())
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
         """See WeightReader."""
@@ -47,6 +48,12 @@ class FormattedWeights:
         plain = {name: partial(places[name].get_tensor, name) for name in self._plain}
         quantized = {name: partial(self._read, matrix, places, dtype) for name, matrix in self._matrices.items()}
         return plain | quantized
+
+    def float_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """See WeightReader. A matrix with scales that are too large is dequantized nevertheless, when it is read."""
+        floats = (matrix for matrix in self._matrices.values() if matrix.form.layout.is_float)
+        kept = (matrix for matrix in floats if matrix.form.kept_group and len(matrix.shape) == 2)
+        return {matrix.target: (matrix.shape[0], matrix.shape[1]) for matrix in kept}
 
     def finish(self, model: PreTrainedModel) -> None:
         """See WeightReader. Logs what was dequantized."""

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _LENGTHS = (37, 5)
 # Mean deviation of a hidden state relative to its norm. A wrong formula gives about one.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 2e-2}
-# Products with quantized weights round rows, int8 caches keys and values: a number on the border between two may become
+# Products with integers round rows, caches with scales keys and values: a number on the border between two may become
 # either.
 _TOLERANCE_OF_ROUNDED_ROWS = 3e-2
 _MIB = 2**20
@@ -27,12 +27,12 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     """Fuse `model` if a trial shows equal results; otherwise its modules are used, with packed weights.
 
     With quantized weights, the modules of the trial have these too; a log line reports their deviation from
-    the modules before packing, unless weights were packed before.
+    the modules before packing, unless weights were packed before or are read late.
     """
     is_packed = model.quantized_bytes > 0
-    expected = _hidden(model, given, vocab_size)
+    expected = None if given.reads_late else _hidden(model, given, vocab_size)
     model.fuse(given)
-    if given.is_quantized and not is_packed:
+    if expected is None or (given.is_quantized and not is_packed):
         expected = _with_quantized_weights(model, given, vocab_size, expected)
     if not model.is_fused:
         log.info("the decoder's structure is not known: its modules run one by one")
@@ -46,15 +46,13 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     model.find_decode_program(_steps(given, vocab_size)[-1])
 
 
-def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor) -> torch.Tensor:
+def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, full: torch.Tensor | None) -> torch.Tensor:
+    """`full`: of the modules before packing, None if they had no weights yet."""
     with model.computed_by_modules():
         found = _hidden(model, given, vocab_size)
-    log.info(
-        "%.1f of %.1f MiB of weights are quantized; hidden states deviate by %.2g %% from those before packing",
-        model.quantized_bytes / _MIB,
-        model.weight_bytes / _MIB,
-        100 * _deviation(found, full),
-    )
+    log.info("%.1f of %.1f MiB of weights are quantized", model.quantized_bytes / _MIB, model.weight_bytes / _MIB)
+    if full is not None:
+        log.info("hidden states deviate by %.2g %% from those before packing", 100 * _deviation(found, full))
     return found
 
 

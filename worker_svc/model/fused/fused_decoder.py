@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from paged_kernels.backend import AttentionBatch, CacheShape
+from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
 from paged_kernels.decoder import (
     Choose,
     DecodeProgram,
@@ -147,6 +147,7 @@ class Fusing:
     """What a decoder is fused for.
 
     `calls`: from a probe, one per layer in order. `weight_of`: the form in which each module's weight is packed.
+    `reads_late`: it reads weights, and modules that are not packed yet have none.
     """
 
     kernels: DecoderKernels
@@ -155,6 +156,7 @@ class Fusing:
     cache_dtype: torch.dtype
     max_model_len: int
     weight_of: WeightOf = plain_weight
+    reads_late: bool = False
 
     @property
     def is_quantized(self) -> bool:
@@ -163,8 +165,8 @@ class Fusing:
 
     @property
     def rounds(self) -> bool:
-        """True if rows, or keys and values, are rounded to integers."""
-        return self.is_quantized or self.cache_dtype == torch.int8
+        """True if rows, or keys and values, are rounded to numbers with scales."""
+        return self.is_quantized or self.cache_dtype in SCALED_MOST
 
 
 def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:

@@ -61,7 +61,9 @@ def plain_weight(linear: nn.Linear) -> torch.Tensor:
 
 def packed(kernels: DecoderKernels, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedWeights:
     """Pack weights [columns, depth]; dequantized if the kernels do not multiply with quantized ones."""
-    return kernels.pack(weight if kernels.packs_quantized(weight.dtype) else dense(weight), bias)
+    if isinstance(weight, QuantizedWeight) and not kernels.packs_quantized(weight.dtype, weight.numbers.dtype):
+        weight = dense(weight)
+    return kernels.pack(weight, bias)
 
 
 def merged(kernels: DecoderKernels, linears: list[nn.Linear], weight_of: WeightOf = plain_weight) -> PackedWeights:

@@ -24,12 +24,17 @@ class GgufWeights:
 
     def __init__(self, header: GgufHeader, config: PreTrainedConfig) -> None:
         self._header, self._config = header, config
-        self.num_elements, self.is_quantized = header.num_elements, header.is_quantized
+        self.num_elements = header.num_elements
+        self.is_quantized = self.has_integers = header.is_quantized
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
         """See WeightReader."""
         named = {name: tensor for name, tensor in self._header.tensors.items() if model_name(name) is not None}
         return {str(model_name(name)): partial(self._read, name, tensor, dtype) for name, tensor in named.items()}
+
+    def float_shapes(self) -> Mapping[str, tuple[int, int]]:
+        """See WeightReader."""
+        return {}
 
     def finish(self, model: PreTrainedModel) -> None:
         """See WeightReader."""
