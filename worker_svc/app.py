@@ -20,13 +20,14 @@ from grpc_reflection.v1alpha import reflection
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common.net import rpc
 from svc_common.net.peers import Peers
-from svc_common.net.tls_settings import SCHEDULER
+from svc_common.net.tls_settings import SCHEDULER, WORKER
 from svc_common.observability import telemetry
 from svc_common.observability.metrics import DroppedSpans, new_registry
 from svc_common.observability.metrics_server import MetricsServer
 from svc_common.signals import stop_on_signals
 from worker_svc.engine import Engine
 from worker_svc.settings import ShellSettings, WorkerSettings
+from worker_svc.shell.block_transfer import BlockTransfer
 from worker_svc.shell.engine_thread import EngineThread
 from worker_svc.shell.lifecycle import READY, Lifecycle
 from worker_svc.shell.metric_definitions import METRICS
@@ -134,11 +135,14 @@ class _Worker:
         )
         self.peers = Peers(settings.peers)
         self.metrics = MetricsServer(self.registry)
-        self.server = self.peers.server(SCHEDULER)
+        self.server = self.peers.server(SCHEDULER, also={f"/{SERVICE_NAME}/ReadBlocks": WORKER})
         self._add_services()
 
     def _add_services(self) -> None:
-        service = WorkerService(self.lifecycle, self.owned_steps, self.identity)
+        transfer = BlockTransfer(
+            self.lifecycle, self.thread, self.peers, self.identity.boot_id, lambda: self.owned_steps.epoch
+        )
+        service = WorkerService(self.lifecycle, self.owned_steps, transfer, self.identity)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)

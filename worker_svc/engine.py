@@ -4,13 +4,14 @@ The shell (`service.py`) owns streams, epochs and results; an engine owns tensor
 does not know gRPC.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import Unavailable
+from worker_svc.block_images import BlockImages
 
 Progress = Callable[[str, float], None]
 """Called with a human-readable stage ("weights") and the fraction 0..1 of the whole load."""
@@ -72,6 +73,25 @@ class Engine(Protocol):
     """"cpu", "cuda" or "simulated"; final after `load`."""
     backend: str
     """Backend of the kernels: "reference", "cpu", "cuda" or "simulated"; final after `load`."""
+
+    @property
+    def images(self) -> BlockImages:
+        """Blocks from other workers, which steps place. Used from the engine's thread, after `allocate`."""
+        ...
+
+    @property
+    def cache_layout(self) -> str:
+        """Layout of a block's bytes, for people and for comparison: workers with equal ones can exchange blocks."""
+        ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all layers."""
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> memoryview:
+        """The contents of device blocks after all launched steps, block after block. Raises InvalidArgument."""
+        ...
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """Load the model. Raises ConfigError saying what is wrong with it and what to do."""

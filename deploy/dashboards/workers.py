@@ -118,6 +118,13 @@ WORKERS = Dashboard(
             queries=(Query(f"sum by (instance) (rate(quire_worker_mask_seconds_sum[{RATE}]))", "{{instance}}"),),
         ),
         Panel(
+            title="Moved groups",
+            text="Groups per second that continued on another worker with their KV, because theirs was drained.",
+            unit="suffix: /s",
+            may_be_empty=True,
+            queries=(rate("quire_moved_groups_total"),),
+        ),
+        Panel(
             title="Failed steps",
             text="Failed steps per second, by reason.",
             unit="suffix: /s",

@@ -33,6 +33,7 @@ NOW: dict[str, str] = {
     "MADE_ROOM": "others were preempted for them; they start in the next step",
     "PREEMPTED": "they were preempted",
     "WORKER_LOST": "their worker was lost; they are recomputed",
+    "MOVED": "running, on another worker than before",
     "RUNNING": "running",
     "ENDED": "ended",
     "BEHIND": "behind a request that cannot start",
@@ -66,6 +67,7 @@ PAST: dict[str, str] = {
     "PREEMPTED swap": "preempted for {by}: {blocks} blocks copied to the host",
     "PREEMPTED": "preempted ({mode})",
     "WORKER_LOST": "its worker was lost; it is recomputed",
+    "MOVED": "it went on on worker {worker}, to which its KV was copied from worker {source}",
     "RUNNING": "it ran",
 }
 """Why a request waited, with the numbers that decided. "REASON mode" is preferred for an event with that mode."""

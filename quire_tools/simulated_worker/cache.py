@@ -1,9 +1,13 @@
 """The simulated KV cache: one hash per token slot, standing for the keys and values of that token in its context."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition
+from worker_svc.block_images import BlockImages, pairs_of
 from worker_svc.rows.table import PackedTokens, RowTable, StepBatch
 
 U64Array = NDArray[np.uint64]
@@ -30,6 +34,7 @@ class SimulatedCache:
         self._block_size = block_size
         self._device = np.zeros((num_gpu_blocks, block_size), np.uint64)
         self._host = np.zeros((num_cpu_blocks, block_size), np.uint64)
+        self.images = BlockImages(self.block_bytes, num_gpu_blocks)
         self._powers = _powers(_FIRST_POWERS)
         # Per row: incarnation, computed tokens and their hash after its last step. Used only to check
         # contents, never to draw.
@@ -43,6 +48,23 @@ class SimulatedCache:
         self._incarnations[:] = -1
         self._device[:] = 0
         self._host[:] = 0
+        self.images.clear()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self._block_size * self._device.itemsize
+
+    def read(self, blocks: Sequence[int]) -> memoryview:
+        """The contents of device blocks."""
+        return memoryview(self._device[list(blocks)].view(np.uint8).reshape(-1))
+
+    def place(self, placed: Iterable[worker_pb2.PlacedImage]) -> None:
+        """Copy images to the device blocks of a step, which `images.check` has accepted."""
+        for each in placed:
+            contents = np.frombuffer(self.images.take(each.image), np.uint64).reshape(-1, self._block_size)
+            pairs = pairs_of(each)
+            self._device[pairs[:, 1]] = contents[pairs[:, 0]]
 
     def move(self, swap_in: NDArray[np.int32], swap_out: NDArray[np.int32], copies: NDArray[np.int32]) -> None:
         """Swap in, swap out, then copy; pairs [m, 2] of (source, destination)."""

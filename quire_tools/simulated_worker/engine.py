@@ -7,7 +7,7 @@ sequence gives the same tokens. Does not import torch.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
 from quire_tools.simulation.cost_model import StepShape
 from svc_common.errors import FailedPrecondition
 from worker_svc.adapters.table import AdapterTable
+from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.engine import Finished, Progress
 from worker_svc.rows.options import NO_PROMPT_LOGPROBS
 from worker_svc.rows.table import ChangeLimits, PackedTokens, RowTable, StepBatch
@@ -104,6 +105,26 @@ class SimulatedEngine:
         """See Engine."""
         self._adapters.unload(adapter_id, self._rows)
 
+    @property
+    def images(self) -> BlockImages:
+        """See Engine."""
+        return self._ready()[1].images
+
+    @property
+    def block_bytes(self) -> int:
+        """See Engine."""
+        return self._ready()[1].block_bytes
+
+    @property
+    def cache_layout(self) -> str:
+        """See Engine."""
+        return f"simulated, blocks of {self._settings.block_size}"
+
+    def read_blocks(self, blocks: Sequence[int]) -> memoryview:
+        """See Engine."""
+        check_blocks(blocks, self._settings.num_gpu_blocks)
+        return self._ready()[1].read(blocks)
+
     def reset(self) -> None:
         """Remove all rows and clear the cache."""
         rows, cache = self._ready()
@@ -123,7 +144,9 @@ class SimulatedEngine:
         """
         rows, cache = self._ready()
         begin = time.monotonic_ns()
+        cache.images.check(outputs.placed)
         batch = rows.apply(outputs)
+        cache.place(outputs.placed)
         cache.move(batch.changes.swap_in, batch.changes.swap_out, batch.changes.copies)
         moved = time.monotonic_ns()
         has_logprobs = bool(rows.logprobs[batch.sampled_rows].any())

@@ -59,6 +59,9 @@ def lose_memory(state: CoreState, flights: PlansInFlight) -> None:
                 for sequence in group.live:
                     sequence.num_placeholders = 0
     state.left.clear()
+    state.held.clear()
+    state.joined.clear()
+    state.arrived.clear()
     state.on_worker.clear()
     state.cache.reset_prefixes()
 

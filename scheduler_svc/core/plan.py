@@ -44,6 +44,8 @@ class StepPlan:
       decodes.
     - `entries`: all shares except the fast-decode ones in `fast`, with `tickets` giving their positions among
       those; `scheduled` has all.
+    - `placed`: by image (`live_move`), pairs of index in it and device block, placed before all other moves; the image is then
+      dropped.
     - `swapped_in`, `swapped_out`, `copied`: number of pairs of each request.
     - `fast`: None where no row is scheduled.
     - `events`: changes of state and reason since the last plan.
@@ -63,6 +65,7 @@ class StepPlan:
     swap_in: list[Pair] = field(default_factory=list)
     swap_out: list[Pair] = field(default_factory=list)
     copy: list[Pair] = field(default_factory=list)
+    placed: Mapping[str, list[Pair]] = field(default_factory=dict)
     swapped_in: Mapping[str, int] = field(default_factory=dict)
     swapped_out: Mapping[str, int] = field(default_factory=dict)
     copied: Mapping[str, int] = field(default_factory=dict)
@@ -125,7 +128,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """True if the worker has nothing to execute."""
-        return not (self.entries or self.fast or self.swap_in or self.swap_out or self.copy)
+        return not (self.entries or self.fast or self.swap_in or self.swap_out or self.copy or self.placed)
 
 
 @dataclass(frozen=True, slots=True)

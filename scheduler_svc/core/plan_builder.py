@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from block_manager.cache_rules import Growth
+from block_manager.cache_rules import Growth, Pair
 from scheduler_svc.core.entries import BlockMoves, SequenceInFlight, StepGrant
 from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.budget import StepBudget
@@ -139,6 +139,7 @@ class PlanBuilder:
             swap_in=self.swap_in.pairs,
             swap_out=self.swap_out.pairs,
             copy=self.copy.pairs,
+            placed=self._take_arrived(state),
             swapped_in=self.swap_in.by_request,
             swapped_out=self.swap_out.by_request,
             copied=self.copy.by_request,
@@ -165,6 +166,13 @@ class PlanBuilder:
             is_repeat=self.is_repeat,
             revoked=self.revoked,
         )
+
+    def _take_arrived(self, state: CoreState) -> dict[str, list[Pair]]:
+        """What the plan's worker must place; it stays where the plan is not sent."""
+        if self.is_repeat or not state.arrived:
+            return {}
+        arrived, state.arrived = state.arrived, {}
+        return arrived
 
     def _take_left(self, state: CoreState) -> list[str]:
         """Pop the sequences that the plan's worker may forget; they stay where the plan is not sent."""

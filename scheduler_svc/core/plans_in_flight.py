@@ -31,16 +31,25 @@ class PlansInFlight:
         self._by_step[plan.step] = list(builder.entries.values())
 
     def land(self, step: int) -> list[SequenceInFlight]:
-        """Remove and return the shares of a finished plan; its fast-decode rows stay until they are applied."""
+        """Remove and return the shares of a finished plan; its fast-decode rows stay until they are applied.
+
+        Those of groups that were preempted and started on another worker group since are dropped: their tokens are computed there.
+        """
         self._moved.pop(step, None)
-        return self._by_step.pop(step, [])
+        shares, here = self._by_step.pop(step, []), self._state.number
+        if len(self._state.shared.workers) == 1:
+            return shares
+        flight = self._state.fast_rows.flights.get(step)
+        if flight is not None:
+            flight.left = {place: group for place, group in flight.left.items() if group.worker == here}
+        return [share for share in shares if share.sequence.group.worker == here]
 
     def land_as_objects(self, step: int) -> list[SequenceInFlight]:
         """Remove and return all shares of a plan when its result will not be applied; its rows become objects."""
         self._state.fast_rows.dissolve()
-        left = self._state.fast_rows.land(step)
+        shares, left = self.land(step), self._state.fast_rows.land(step)
         rows = [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
-        return sorted([*self.land(step), *rows], key=lambda flight: flight.ticket)
+        return sorted([*shares, *rows], key=lambda flight: flight.ticket)
 
     def clear(self) -> None:
         """Drop all plans in flight."""
@@ -83,6 +92,10 @@ class PlansInFlight:
                 or any(not unfilled.isdisjoint(tables.get(s.name, ())) for s in group.live)
             )
         ]
+
+    def has(self, name: str) -> bool:
+        """True if a plan in flight has a share for a sequence that is the first of its group."""
+        return name in self._names()
 
     def _names(self) -> set[str]:
         """Names of the first sequences of all groups in plans in flight."""

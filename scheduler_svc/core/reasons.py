@@ -77,6 +77,8 @@ class Reason(enum.StrEnum):
     MADE_ROOM = "MADE_ROOM"
     """Other groups were preempted for it in this step; it starts in the next."""
     PREEMPTED = "PREEMPTED"
+    MOVED = "MOVED"
+    """It goes on on another worker group, which has its KV."""
     WORKER_LOST = "WORKER_LOST"
     """Its KV was lost with its worker, or must be recomputed; it waits again with its tokens."""
     RUNNING = "RUNNING"

@@ -15,6 +15,7 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
 from block_manager.rules.per_rank import PerRankLedger
+from scheduler_svc.core import live_move
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.costs import Costs
@@ -101,7 +102,8 @@ class Scheduler:
         One more plan must then be made to inform the workers, even if it schedules nothing.
         """
         several = len(self.workers) > 1
-        return bool(self._shared.finished) or (several and any(state.left for state in self._shared.workers))
+        untold = several and any(state.left or state.arrived for state in self._shared.workers)
+        return bool(self._shared.finished) or untold
 
     @property
     def num_unfinished_groups(self) -> int:
@@ -317,14 +319,56 @@ class Scheduler:
         state.takes_work, state.is_gone = False, True
         self._shared.measure()
 
-    def send_back(self, worker: int) -> None:
-        """Requeue all groups of a worker group, which continue on others; what they generated is kept."""
-        self.workers[worker].send_back()
+    def send_back(self, worker: int, *, keep_movable: bool = False) -> None:
+        """Requeue all groups of a worker group, which continue on others; what they generated is kept.
+
+        `keep_movable`: but for those that can move with their KV, now or once their prompt is computed.
+        """
+        each = self.workers[worker]
+        keeps = keep_movable and self.spec.sliding_window is None
+        each.send_back([group for group in each.state.running if keeps and live_move.may_move(group, each)])
+
+    # --- moving groups with their KV (`live_move`) ----------------------------------------------------------------
+
+    def movable(self, worker: int) -> list[str]:
+        """Names of the sequences on a worker group that could move to another one, in running order."""
+        has_window = self.spec.sliding_window is not None  # of which blocks are missing
+        return [] if has_window else live_move.movable(self._planner(worker))
+
+    def residence(self, name: str) -> live_move.Residence | None:
+        """Where a movable sequence runs; None if it is unknown, has ended or is not movable."""
+        sequence = self._sequence(name)
+        return None if sequence is None else live_move.residence(sequence, self.workers[sequence.group.worker])
+
+    def hold(self, name: str) -> None:
+        """Have a movable sequence sit out plans until `let_go` or `hand_over`."""
+        if (sequence := self._sequence(name)) is not None:
+            live_move.hold(sequence.group, self._worker_of(sequence.group))
+
+    def let_go(self, name: str) -> None:
+        """Have a held sequence take part in plans again; no-op for others."""
+        if (sequence := self._sequence(name)) is not None:
+            live_move.let_go(sequence.group, self._worker_of(sequence.group))
+
+    def has_room(self, name: str, worker: int) -> bool:
+        """True if another worker group takes a movable sequence now."""
+        sequence = self._sequence(name)
+        return sequence is not None and live_move.has_room(sequence, self.workers[worker])
+
+    def hand_over(self, name: str, worker: int, image: str) -> bool:
+        """Continue a held, quiet sequence on another worker group, which has the copy `image` of its blocks.
+
+        False, and nothing has changed, if it cannot go on there now.
+        """
+        sequence = self._sequence(name)
+        if sequence is None:
+            return False
+        return live_move.hand_over(sequence, image, self.workers[sequence.group.worker], self.workers[worker])
 
     def has_work(self, worker: int) -> bool:
         """True if a plan for that worker could have work, or something to forget."""
         state = self.workers[worker].state
-        return not state.has_nothing or bool(state.left)
+        return not state.has_nothing or bool(state.left or state.arrived)
 
     def runs_on(self, request: Request, worker: int) -> bool:
         """True if a part of the request is bound to that worker."""
@@ -423,10 +467,15 @@ class Scheduler:
                 state.account.held_up(group, state.costs.now.tokens_in(seconds))
 
     def _find(self, name: str) -> Sequence | None:
+        """The unfinished sequence with that name, as an object."""
+        if (sequence := self._sequence(name)) is not None:
+            self._worker_of(sequence.group).fast_rows.leave(sequence.group)
+        return sequence
+
+    def _sequence(self, name: str) -> Sequence | None:
         request_id, _, index = name.rpartition("/")
         request = self._shared.requests.get(request_id)
         for sequence in request.unfinished if request else ():
             if sequence.index == int(index):
-                self._worker_of(sequence.group).fast_rows.leave(sequence.group)
                 return sequence
         return None

@@ -6,7 +6,7 @@ A *worker group* is the processes that act as one worker, usually one. What all 
 
 from dataclasses import dataclass, field
 
-from block_manager.cache_rules import CacheRules
+from block_manager.cache_rules import CacheRules, Pair
 from block_manager.hashing import HashChain
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.limits import CoreLimits
@@ -34,6 +34,7 @@ class SharedState:
     - `workers`: the states of all worker groups, by number.
     - `most_tokens`: of the longest sequence that a worker group could hold; of removed ones where all are.
     - `num_turns`: groups that have a place in the rotation over worker groups.
+    - `num_started`: number of times a group entered a running queue.
     - `ended`: sequences that ended between two plans, to be reported by the next one.
     - `finished`: requests that ended since the last plan.
     - `num_wide`: unfinished groups of several sequences.
@@ -55,6 +56,7 @@ class SharedState:
     ended: list[EndedSequence] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     num_turns: int = 0
+    num_started: int = 0
     most_tokens: int = 0
     num_wide: int = 0
     num_cumulative_preemptions: int = 0
@@ -86,8 +88,10 @@ class CoreState:
     - `max_total_tokens`: length at which a sequence ends.
     - `masks`: groups that sit out steps because of mask time.
     - `fast_rows`: the fast-decode rows.
+    - `held`: running groups that sit out plans, to be moved to another worker group (`live_move`).
+    - `joined`: groups that moved here since the last plan; a step that the worker began by a grant is without them.
+    - `arrived`: of groups that moved here since the last plan, by image: (index in it, device block) to be placed.
     - `num_plans`: plans made for it.
-    - `num_started`: number of times a group entered the running queue.
     - `num_lost_tokens`: computed tokens that preempted groups must recompute.
     - `takes_work`: False while the worker group is drained or lost: no waiting group starts on it. `is_gone`: it was removed.
     - `queued_tokens`: cache of `parts/placement`; None after the running queue has changed.
@@ -106,8 +110,10 @@ class CoreState:
     swapped: list[Group] = field(default_factory=list)
     left: dict[str, int | None] = field(default_factory=dict)
     on_worker: dict[str, None] = field(default_factory=dict)
+    held: list[Group] = field(default_factory=list)
+    joined: list[Group] = field(default_factory=list)
+    arrived: dict[str, list[Pair]] = field(default_factory=dict)
     num_plans: int = 0
-    num_started: int = 0
     num_lost_tokens: int = 0
     takes_work: bool = True
     is_gone: bool = False
@@ -178,13 +184,16 @@ class CoreState:
         if self.on_worker.pop(sequence.name, 0) is None:
             self.left[sequence.name] = sequence.lane
 
-    def start(self, group: Group, now: float) -> None:
-        """Mark a waiting group that was given blocks as running. The caller appends it to `running`."""
+    def start(self, group: Group, now: float, came_from: int | None = None) -> None:
+        """Mark a waiting group that was given blocks as running. The caller appends it to `running`.
+
+        `came_from`: the worker group that it moved from, with its KV.
+        """
         group.place, group.worker, group.passed_at = QueueKind.RUNNING, self.number, None
         group.left_to = None
         group.is_paused = False  # which the masks of another worker group may have set
-        group.ticket = self.num_started
-        self.num_started += 1
+        group.ticket = self.shared.num_started
+        self.shared.num_started += 1
         live = group.live
         for sequence in live:
             sequence.status = SequenceStatus.RUNNING
@@ -193,7 +202,10 @@ class CoreState:
             if now < self.shared.grants_from:
                 self.pause_grants(now)
         self.account.started(group)
-        self.journal.runs(group, live[0].num_computed_tokens)
+        if came_from is None:
+            self.journal.runs(group, live[0].num_computed_tokens)
+        else:
+            self.journal.moved(group, came_from, self.number)
 
     def pause_grants(self, now: float) -> None:
         """Grant no decode steps until no request has joined for a while: the last one waited for a revocation."""

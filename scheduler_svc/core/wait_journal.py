@@ -76,6 +76,10 @@ class WaitJournal:
         numbers = {"computed_tokens": computed_tokens} if computed_tokens else NOTHING
         self._moves(group, _RUNNING, Reason.RUNNING, numbers)
 
+    def moved(self, group: Group, source: int, worker: int) -> None:
+        """The group goes on on another worker group."""
+        self._moves(group, _RUNNING, Reason.MOVED, {"source": source, "worker": worker})
+
     def leaves(self, group: Group, place: QueueKind, reason: Reason, **numbers: int | float | str) -> None:
         """The group was running, or about to be resumed, and waits again in the queue of that place."""
         self._moves(group, place.value, reason, numbers)

@@ -1,6 +1,6 @@
 """One worker group as the scheduler plans it: its state, the phases that fill its steps, and its plans in flight."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler_svc.core import lost_work
 from scheduler_svc.core.outputs import OutputRules, note_first_tokens
@@ -12,7 +12,7 @@ from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.plans_in_flight import PlansInFlight
 from scheduler_svc.core.reasons import Reason, Revocation
-from scheduler_svc.core.request import QueueKind, SequenceStatus
+from scheduler_svc.core.request import Group, QueueKind, SequenceStatus
 from scheduler_svc.core.state import CoreState
 
 
@@ -65,7 +65,10 @@ class WorkerGroup:
         builder.revoked, self._revoked = self._revoked, None
         if builder.revoked is Revocation.REQUEST_WAITS:
             self.state.pause_grants(now)
+        self._let_in()
         self.state.masks.begin_plan(self.state.number, self.state.running, self.state.fast_rows)
+        if self.state.held:
+            self._hold_back()
         for phase in self._phases:
             phase.run(self.state, builder)
         if is_last:
@@ -94,6 +97,20 @@ class WorkerGroup:
         self._seen = now
         return True
 
+    def _let_in(self) -> None:
+        """Have groups that moved here take part from this plan on."""
+        for group in self.state.joined:
+            group.is_paused = False
+        self.state.joined.clear()
+
+    def _hold_back(self) -> None:
+        """Have held groups sit out the next plan, as far as they run here still."""
+        state = self.state
+        state.held = [g for g in state.held if g.place is QueueKind.RUNNING and g.worker == state.number]
+        for group in state.held:
+            state.fast_rows.leave(group)
+            group.is_paused = True
+
     @property
     def has_grant(self) -> bool:
         """True if granted steps are left that were not planned yet."""
@@ -105,7 +122,7 @@ class WorkerGroup:
         state = self.state
         if self._num_granted <= 0:
             return None
-        if len(state.waiting) or state.swapped:
+        if len(state.waiting) or state.swapped or state.arrived or state.held:
             return Revocation.REQUEST_WAITS
         if state.left:
             return Revocation.ROW_ENDED
@@ -157,22 +174,38 @@ class WorkerGroup:
                     group.lane = None
 
     def _end_pending(self) -> None:
-        """Handle pending ends of sequences, before these could start elsewhere."""
+        for group in [*self.state.running, *self.state.swapped]:
+            self.end_pending(group)
+
+    def end_pending(self, group: Group) -> None:
+        """Handle pending ends of a group's sequences, before these could start elsewhere."""
+        self.state.shared.ended += self._outputs.drain(group, self.state)
+
+    def drop(self, group: Group) -> None:
+        """Take a group without outstanding results off this worker group, which frees its blocks."""
         state = self.state
-        for group in [*state.running, *state.swapped]:
-            state.shared.ended += self._outputs.drain(group, state)
+        state.queued_tokens = None
+        state.fast_rows.leave(group)
+        state.take_out(group)
+        for sequence in group.live:
+            state.cache.release(sequence)
+            state.leave_worker(sequence)
+        group.lane = None
 
     def lose_lane(self, lane: int) -> None:
         """The same for one lane that has a worker of its own. It gets no work until `LaneChoice.take_back`."""
         self.lanes.lose(lane)
         lost_work.lose_lane(lane, self.state, self.flights)
 
-    def send_back(self) -> None:
-        """Requeue all running and swapped groups, in order, at the front; the results of their plans in flight are ignored."""
+    def send_back(self, keep: Sequence[Group] = ()) -> None:
+        """Requeue all running and swapped groups but `keep`, in order, at the front; the results of their plans in flight are
+        ignored.
+        """
         self._end_pending()
         self.state.fast_rows.dissolve()
         self.state.queued_tokens = None
-        lost_work.send_back([*self.state.running, *self.state.swapped], self.state, self.flights)
+        back = [group for group in (*self.state.running, *self.state.swapped) if group not in keep]
+        lost_work.send_back(back, self.state, self.flights)
 
     # --- live changes --------------------------------------------------------------------------------------------------
 
@@ -224,7 +257,7 @@ class WorkerGroup:
         state = self.state
         idle = state.requests and not (builder.entries or builder.fast or builder.ended or self.flights)
         blocked = not state.is_idle or (alone and state.is_largest and len(state.waiting) > 0)
-        idle = bool(idle) and blocked and not state.is_warming_up
+        idle = bool(idle) and blocked and not state.is_warming_up and not state.held
         if idle and state.is_idle and not self._has_seen_all():
             return
         if state.masks.on_plan(is_empty=idle) or not state.guard.on_plan(is_empty=idle):

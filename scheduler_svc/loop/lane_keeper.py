@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from scheduler_svc.loop.core_keeper import CoreKeeper, Workers
 from scheduler_svc.loop.intake import LoopIntake
+from scheduler_svc.loop.live_moves import LiveMoves
 from scheduler_svc.observe.step_notifier import StepNotifier
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.live_request import LiveRequest, RequestStage
@@ -30,7 +31,8 @@ _RETURN_S = 0.5
 class LaneKeeper:
     """Owner of the lanes to all workers. `workers`: what the current core, or the previous one, was built for.
 
-    `here`: the lanes to connected workers. `news` is set when a lane has something to take; the waiting code clears it.
+    `here`: the lanes to connected workers. `moves`: the groups on their way from one to another. `news` is set when a lane has
+    something to take; the waiting code clears it.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LaneKeeper:
         self.here: list[WorkerLane] = []
         self.workers: Workers | None = None
         self.news = asyncio.Event()
+        self.moves = LiveMoves()
         self._keeper = keeper
         self._book = book
         self._intake = intake
@@ -210,12 +213,14 @@ class LaneKeeper:
         core = self._keeper.core
         if core is None:
             return 0
+        if undo:
+            self.moves.stay(lane)
         if undo and lane.is_here:
             core.take_worker_back(lane.number)
         elif not undo:
             core.drain_worker(lane.number)
             if move:
-                core.send_back(lane.number)
+                self.moves.empty(core, lane)
         self.on_news()
         state = core.states[lane.number]
         return len(state.running) + len(state.swapped)

@@ -112,6 +112,7 @@ class StepLoop:
             return
         self._unserved_since_ns = None
         self._intake.take_requests(core, workers.limits)
+        self._lanes.moves.advance(core, self._lanes.here)
         went_out = await self._dispatch()
         busy = self._pipelining.busy()
         if went_out and self._pipelining.ready():

@@ -125,6 +125,9 @@ class RequestSpans(StepObserver):
             trace.waits.pop(event.sample, None)
             if event.reason is Reason.RUNNING:
                 _runs(trace, event, moment)
+            elif event.reason is Reason.MOVED:
+                numbers = {f"{names.PREFIX}{name}": value for name, value in event.numbers.items()}
+                trace.event(names.MOVED, moment.at_ns, {**moment.ids, **numbers}, event.sample)
             else:
                 _ended(trace, event.sample, moment)
             return

@@ -6,7 +6,7 @@ If the core has one worker per lane there is a `WorkerLane` for each, else one f
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protos.common.v1 import common_pb2
@@ -16,6 +16,7 @@ from scheduler_svc.readiness import WorkerReadiness
 from scheduler_svc.worker_values import WorkerResult
 from scheduler_svc.workers.link import OwnedStream, WorkerLink, WorkerLostError
 from scheduler_svc.workers.row_planner import RowPlanner, SamplingLookup
+from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import InvalidArgument
 
@@ -178,6 +179,32 @@ class WorkerLane:
     def _check_patience(self) -> None:
         if self.in_flight and self.patience_left_s() <= 0:
             raise WorkerLostError(f"no result for {self._link.patience_s:g} s")
+
+    # --- blocks of other workers ------------------------------------------------------------------------------------
+
+    def fetch(
+        self, image: str, num_before: int, source: "WorkerLane", blocks: Sequence[int]
+    ) -> asyncio.Task[worker_pb2.FetchBlocksResponse]:
+        """Begin to have the worker append blocks of another one to an image; the link calls `on_news` when it is done.
+
+        The result may be a QuireError.
+        """
+        request = worker_pb2.FetchBlocksRequest(
+            epoch=self.planner.epoch,
+            image=image,
+            num_before=num_before,
+            source=source.address,
+            source_epoch=source.planner.epoch,
+            source_boot_id=source.boot_id,
+            block_ids=wire_arrays.pack(blocks),
+        )
+        fetching = asyncio.create_task(self._link.fetch_blocks(request), name=f"fetch-blocks-{self.number}")
+        fetching.add_done_callback(lambda task: self._link.on_news())
+        return fetching
+
+    async def drop_image(self, image: str, epoch: int) -> None:
+        """Have the worker drop an image of that epoch."""
+        await self._link.drop_image(worker_pb2.DropImageRequest(image=image, epoch=epoch))
 
     # --- losing ---------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1
 _GOODBYE_S = 0.5
+_FETCH_S = 60.0
+"""Time for the blocks of one sequence."""
 _ENDED = "the worker ended the stream"
 _SLOWEST_STEPS = 10
 """Multiple of the slowest step so far below which a step is not considered hung."""
@@ -205,6 +207,21 @@ class WorkerLink:
             await self._connect().UnloadAdapter(worker_pb2.UnloadAdapterRequest(adapter_id=adapter_id))
         except grpc.RpcError as error:
             raise rpc.from_rpc_error(error) from None
+
+    # --- blocks of other workers ------------------------------------------------------------------------------------
+
+    async def fetch_blocks(self, request: worker_pb2.FetchBlocksRequest) -> worker_pb2.FetchBlocksResponse:
+        """Have the worker fetch blocks of another one. Raises its typed error."""
+        try:
+            answer: worker_pb2.FetchBlocksResponse = await self._connect().FetchBlocks(request, timeout=_FETCH_S)
+        except grpc.RpcError as error:
+            raise rpc.from_rpc_error(error) from None
+        return answer
+
+    async def drop_image(self, request: worker_pb2.DropImageRequest) -> None:
+        """Have the worker drop an image; one that cannot be reached loses it with its epoch."""
+        with contextlib.suppress(grpc.RpcError):
+            await self._connect().DropImage(request, timeout=self._settings.connect_timeout_s)
 
     # --- the stream -----------------------------------------------------------------------------------------------
 

@@ -250,6 +250,8 @@ def _put_pairs(message: worker_pb2.SchedulerOutputs, plan: StepPlan) -> None:
         message.blocks_to_swap_in = wire_arrays.pack_pairs(plan.swap_in)
     if plan.copy:
         message.blocks_to_copy = wire_arrays.pack_pairs(plan.copy)
+    for image, pairs in plan.placed.items():
+        message.placed.add(image=image, blocks=wire_arrays.pack_pairs(pairs))
 
 
 def _duration_ns(timings: worker_pb2.StepTimings) -> int:

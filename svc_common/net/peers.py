@@ -5,7 +5,8 @@ in the server's. A certificate of the right CA alone gives no access (a worker m
 """
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -56,15 +57,16 @@ class Peers:
             self._settings.name_at(role, tls.host_of(address))
             tls.WatchedFiles(self._settings.files)
 
-    def server(self, *callers: str) -> grpc.aio.Server:
+    def server(self, *callers: str, also: Mapping[str, str] | None = None) -> grpc.aio.Server:
         """Make a server; with certificates only peers of these roles may call it.
 
-        Health is open to all that the CA signed.
+        `also`: further roles by method ("/package.Service/Method"). Health is open to all that the CA signed.
         """
         if not self._settings.encrypted:
             return rpc.server(interceptors=(MalformedRefused(),))
         names = {name for role in callers for name in self._settings.names_of(role)}
-        return rpc.server(interceptors=(_NamesOnly(names), MalformedRefused()))
+        more = {method: names.union(self._settings.names_of(role)) for method, role in (also or {}).items()}
+        return rpc.server(interceptors=(_NamesOnly(names, more), MalformedRefused()))
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, *, option: str) -> int:
         """Bind and return the port. Raises ConfigError for a port that is taken, and as `channel`."""
@@ -90,25 +92,27 @@ class Peers:
 
 
 class _NamesOnly(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Interceptor that refuses callers with a certificate for none of `names`."""
+    """Interceptor that refuses callers with a certificate for none of `names`, or of those of the method in `by_method`."""
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    def __init__(self, names: set[str], by_method: Mapping[str, set[str]]) -> None:
+        self._names, self._by_method = names, by_method
 
     async def intercept_service(self, continuation: Callable[..., Any], details: Any) -> Handler:
         """Return the handler behind the check."""
         handler = await continuation(details)
         if handler is None or details.method.startswith(_OPEN_SERVICES):
             return handler
-        return behind(handler, self._checked, deserializer=handler.request_deserializer)
+        names = self._by_method.get(details.method, self._names)
+        return behind(handler, partial(_checked, names), deserializer=handler.request_deserializer)
 
-    def _checked(self, request: Any, context: Any) -> Any:
-        shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(_SAN, ())]
-        if not self._names.intersection(shown):
-            raise PermissionDenied(
-                f"the certificate is for {', '.join(shown) or 'no name'}; accepted here: {', '.join(sorted(self._names))} "
-                "(add names with --peer-name)",
-                reason="PEER_NAME",
-                metadata={"shown": ",".join(shown), "allowed": ",".join(sorted(self._names))},
-            )
-        return request
+
+def _checked(names: set[str], request: Any, context: Any) -> Any:
+    shown = [name.decode("utf-8", "replace") for name in context.auth_context().get(_SAN, ())]
+    if not names.intersection(shown):
+        raise PermissionDenied(
+            f"the certificate is for {', '.join(shown) or 'no name'}; accepted here: {', '.join(sorted(names))} "
+            "(add names with --peer-name)",
+            reason="PEER_NAME",
+            metadata={"shown": ",".join(shown), "allowed": ",".join(sorted(names))},
+        )
+    return request

@@ -5,12 +5,16 @@ Blocking; called from one thread. Importing this module imports torch and transf
 
 import logging
 import os
+from collections.abc import Sequence
+
+import torch
 
 import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
 from worker_svc.adapters.adapter_loading import AdapterLimits, Adapters
+from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.device import malloc_tuning
 from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
@@ -170,6 +174,29 @@ class ModelEngine:
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """See Engine."""
         return self.launch(outputs).finish()
+
+    @property
+    def images(self) -> BlockImages:
+        """See Engine."""
+        return self.cache.images
+
+    @property
+    def block_bytes(self) -> int:
+        """See Engine."""
+        return self.cache.block_bytes
+
+    @property
+    def cache_layout(self) -> str:
+        """See Engine. Each backend has its own layout within a block."""
+        pool, shape = self.cache.device_pool, self.cache.shape
+        dtype = str(pool.dtype).removeprefix("torch.")
+        return f"{self.backend} {dtype}, {pool.shape[0]} layers of {shape.num_kv_heads} x {shape.block_size} x {shape.head_dim}"
+
+    def read_blocks(self, blocks: Sequence[int]) -> memoryview:
+        """See Engine."""
+        check_blocks(blocks, self.cache.device_pool.shape[2])
+        with device_errors(), torch.inference_mode():
+            return memoryview(self.cache.read(blocks).numpy().reshape(-1))
 
     def reset(self) -> None:
         """See Engine."""

@@ -79,6 +79,7 @@ class StepRunner:
         for step, _ in self._flying:
             step.drop()
         self._flying.clear()
+        self._cache.images.clear()
         self._rows.reset()
         self._sampler.clear()
         self._pools.clear()
@@ -95,6 +96,7 @@ class StepRunner:
         step = PendingStep(self._land_up_to, clock.monotonic_ns())
         if self._flying and self._needs_all_known(outputs):
             self._land_all()
+        self._cache.images.check(outputs.placed)
         batch = self._rows.apply(outputs)
         try:
             if not batch.changes.is_empty:
@@ -138,6 +140,7 @@ class StepRunner:
     def _move_blocks(self, batch: StepBatch, timings: Timings) -> None:
         moves, begin_ns = batch.changes, clock.monotonic_ns()
         self._cache.expect(moves.num_blocks)
+        self._cache.place(moves.placed)
         self._cache.move(swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist())
         timings.cache_ns += clock.monotonic_ns() - begin_ns
 

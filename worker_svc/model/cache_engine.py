@@ -1,8 +1,12 @@
 """The KV tensors of a worker: a device pool, a host pool and the moves between them. Knows block ids, not sequences."""
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
-from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
+from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs, swap_blocks
+from protos.worker.v1 import worker_pb2
+from worker_svc.block_images import BlockImages, pairs_of
 from worker_svc.device.devices import Device
 from worker_svc.model.prefault import PagesAhead
 
@@ -11,8 +15,8 @@ class CacheEngine:
     """Owns both pools, [num_layers, 2, num_blocks, block_elements], zero-initialised; index 1 of axis 1 holds values.
 
     `dtype` is the storage type, independent of the type the model computes in. A move transfers all its
-    blocks in all layers at once. In a step, blocks are moved in the order swap in, swap out, copy, as in
-    vLLM's v0 worker; then the model runs.
+    blocks in all layers at once. In a step, images of other workers' blocks are placed, then blocks are moved in the
+    order swap in, swap out, copy, as in vLLM's v0 worker; then the model runs.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class CacheEngine:
         self.device_pool = device.zeros((num_layers, 2, num_gpu_blocks, elements), dtype)
         self._pages = PagesAhead(self.device_pool)
         self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, elements), dtype)
+        self.images = BlockImages(self.block_bytes, num_gpu_blocks)
 
     def expect(self, num_used: int) -> None:
         """Pre-fault pages beyond the first `num_used` device blocks, which are in use or will be in this step.
@@ -39,6 +44,32 @@ class CacheEngine:
         Host memory only.
         """
         self._pages.expect(num_used)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all layers."""
+        layers, two, _, elements = self.device_pool.shape
+        return layers * two * elements * self.device_pool.element_size()
+
+    def read(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Copy device blocks to the host: uint8 [len(blocks), block_bytes], contiguous. Waits for the device."""
+        contents = torch.empty(len(blocks), self.block_bytes, dtype=torch.uint8)
+        swap_blocks(self._bytes, self._as_pool(contents), [(block, i) for i, block in enumerate(blocks)])
+        return contents
+
+    def place(self, placed: Iterable[worker_pb2.PlacedImage]) -> None:
+        """Copy images to the device blocks of a step, which `images.check` has accepted."""
+        for each in placed:
+            contents = torch.frombuffer(self.images.take(each.image), dtype=torch.uint8)
+            swap_blocks(self._as_pool(contents.view(-1, self.block_bytes)), self._bytes, pairs_of(each).tolist())
+
+    @property
+    def _bytes(self) -> torch.Tensor:
+        return self.device_pool.view(torch.uint8)
+
+    def _as_pool(self, contents: torch.Tensor) -> torch.Tensor:
+        layers, two, _, num_bytes = self._bytes.shape
+        return contents.view(len(contents), layers, two, num_bytes).permute(1, 2, 0, 3)
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy (host block, device block) pairs to the device."""

@@ -91,6 +91,7 @@ class StepChanges:
     swap_in: IntArray
     swap_out: IntArray
     copies: IntArray
+    placed: Sequence[worker_pb2.PlacedImage] = ()
 
     @property
     def num_rows(self) -> int:
@@ -100,7 +101,7 @@ class StepChanges:
     @property
     def is_empty(self) -> bool:
         """True if no row is mentioned and no block is moved."""
-        return self.is_unchanged and not (len(self.swap_in) or len(self.swap_out) or len(self.copies))
+        return self.is_unchanged and not (len(self.swap_in) or len(self.swap_out) or len(self.copies) or self.placed)
 
     @property
     def num_blocks(self) -> int:
@@ -124,6 +125,7 @@ def is_repetition(outputs: worker_pb2.SchedulerOutputs) -> bool:
         or outputs.blocks_to_swap_in
         or outputs.blocks_to_swap_out
         or outputs.blocks_to_copy
+        or outputs.placed
     )
 
 
@@ -147,6 +149,7 @@ def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> Ste
         swap_in=_pairs(outputs, "blocks_to_swap_in", (cpu, gpu)) if outputs.blocks_to_swap_in else _NO_PAIRS,
         swap_out=_pairs(outputs, "blocks_to_swap_out", (gpu, cpu)) if outputs.blocks_to_swap_out else _NO_PAIRS,
         copies=_pairs(outputs, "blocks_to_copy", (gpu, gpu)) if outputs.blocks_to_copy else _NO_PAIRS,
+        placed=outputs.placed,
     )
 
 

@@ -14,6 +14,7 @@ import grpc.aio
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common.errors import InvalidArgument
 from svc_common.net import rpc
+from worker_svc.shell.block_transfer import BlockTransfer
 from worker_svc.shell.lifecycle import Lifecycle
 from worker_svc.shell.owned_steps import OwnedSteps
 from worker_svc.shell.step_stream import StepStream
@@ -25,8 +26,11 @@ CHUNK_BYTES = 2**20
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """The RPC handlers. Their only state is the calls' own tasks."""
 
-    def __init__(self, lifecycle: Lifecycle, owned_steps: OwnedSteps, identity: rpc.Identity) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, owned_steps: OwnedSteps, transfer: BlockTransfer, identity: rpc.Identity
+    ) -> None:
         self._lifecycle, self._owned_steps, self._identity = lifecycle, owned_steps, identity
+        self._transfer = transfer
 
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeResponse:
         """Identity, state and limits of the worker."""
@@ -87,6 +91,28 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         async with rpc.errors_to_status(context):
             await self._lifecycle.unload_adapter(request.adapter_id)
         return worker_pb2.UnloadAdapterResponse()
+
+    async def ReadBlocks(
+        self, request: worker_pb2.ReadBlocksRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.ReadBlocksResponse]:
+        """Stream the contents of device blocks to another worker."""
+        async with rpc.errors_to_status(context):
+            async for piece in self._transfer.read(request):
+                yield piece
+
+    async def FetchBlocks(
+        self, request: worker_pb2.FetchBlocksRequest, context: Context
+    ) -> worker_pb2.FetchBlocksResponse:
+        """Fetch blocks of another worker into an image."""
+        async with rpc.errors_to_status(context):
+            return await self._transfer.fetch(request)
+        raise AssertionError("abort raises")
+
+    async def DropImage(self, request: worker_pb2.DropImageRequest, context: Context) -> worker_pb2.DropImageResponse:
+        """Drop an image."""
+        async with rpc.errors_to_status(context):
+            await self._transfer.drop(request)
+        return worker_pb2.DropImageResponse()
 
     async def Run(
         self, request_iterator: AsyncIterator[worker_pb2.SchedulerOutputs], context: Context

@@ -175,6 +175,76 @@ class UnloadAdapterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReadBlocksRequest(_message.Message):
+    __slots__ = ("epoch", "boot_id", "block_ids", "layout", "shared_file", "nonce")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FILE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    boot_id: str
+    block_ids: bytes
+    layout: str
+    shared_file: str
+    nonce: bytes
+    def __init__(self, epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., block_ids: _Optional[bytes] = ..., layout: _Optional[str] = ..., shared_file: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class ReadBlocksResponse(_message.Message):
+    __slots__ = ("data", "is_shared")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_SHARED_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    is_shared: bool
+    def __init__(self, data: _Optional[bytes] = ..., is_shared: bool = ...) -> None: ...
+
+class FetchBlocksRequest(_message.Message):
+    __slots__ = ("epoch", "image", "num_before", "source", "source_epoch", "source_boot_id", "block_ids")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    image: str
+    num_before: int
+    source: str
+    source_epoch: int
+    source_boot_id: str
+    block_ids: bytes
+    def __init__(self, epoch: _Optional[int] = ..., image: _Optional[str] = ..., num_before: _Optional[int] = ..., source: _Optional[str] = ..., source_epoch: _Optional[int] = ..., source_boot_id: _Optional[str] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+
+class FetchBlocksResponse(_message.Message):
+    __slots__ = ("num_bytes", "is_shared")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_SHARED_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    is_shared: bool
+    def __init__(self, num_bytes: _Optional[int] = ..., is_shared: bool = ...) -> None: ...
+
+class DropImageRequest(_message.Message):
+    __slots__ = ("epoch", "image")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    image: str
+    def __init__(self, epoch: _Optional[int] = ..., image: _Optional[str] = ...) -> None: ...
+
+class DropImageResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PlacedImage(_message.Message):
+    __slots__ = ("image", "blocks")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    image: str
+    blocks: bytes
+    def __init__(self, image: _Optional[str] = ..., blocks: _Optional[bytes] = ...) -> None: ...
+
 class RunHello(_message.Message):
     __slots__ = ("identity", "epoch", "worker_boot_id", "last_step_id", "force")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
@@ -202,7 +272,7 @@ class RunWelcome(_message.Message):
     def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., resumed: bool = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class SchedulerOutputs(_message.Message):
-    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye", "grant", "revocation")
+    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye", "grant", "revocation", "placed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +288,7 @@ class SchedulerOutputs(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
     hello: RunHello
     step_id: int
     epoch: int
@@ -233,7 +304,8 @@ class SchedulerOutputs(_message.Message):
     goodbye: RunGoodbye
     grant: DecodeGrant
     revocation: GrantRevocation
-    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ..., grant: _Optional[_Union[DecodeGrant, _Mapping]] = ..., revocation: _Optional[_Union[GrantRevocation, _Mapping]] = ...) -> None: ...
+    placed: _containers.RepeatedCompositeFieldContainer[PlacedImage]
+    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ..., grant: _Optional[_Union[DecodeGrant, _Mapping]] = ..., revocation: _Optional[_Union[GrantRevocation, _Mapping]] = ..., placed: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ...) -> None: ...
 
 class DecodeGrant(_message.Message):
     __slots__ = ("num_steps", "stop_token_ids")

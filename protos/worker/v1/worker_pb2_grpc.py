@@ -70,6 +70,21 @@ class WorkerServiceStub(object):
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ReadBlocks = channel.unary_stream(
+                '/quire.worker.v1.WorkerService/ReadBlocks',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
+                _registered_method=True)
+        self.FetchBlocks = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/FetchBlocks',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksResponse.FromString,
+                _registered_method=True)
+        self.DropImage = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/DropImage',
+                request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.DropImageRequest.SerializeToString,
+                response_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.DropImageResponse.FromString,
+                _registered_method=True)
         self.Run = channel.stream_stream(
                 '/quire.worker.v1.WorkerService/Run',
                 request_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.SchedulerOutputs.SerializeToString,
@@ -130,6 +145,27 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadBlocks(self, request, context):
+        """Contents of device blocks, for another worker that continues a sequence. While the caller's scheduler owns this worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchBlocks(self, request, context):
+        """Fetches blocks from another worker into an image in host memory, which a later step places (SchedulerOutputs.placed).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropImage(self, request, context):
+        """Drops an image that no step will place. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Run(self, request_iterator, context):
         """Receives steps and returns their results, in step order, while this scheduler owns this worker.
         """
@@ -174,6 +210,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ReadBlocks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadBlocks,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.SerializeToString,
+            ),
+            'FetchBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchBlocks,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksResponse.SerializeToString,
+            ),
+            'DropImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropImage,
+                    request_deserializer=protos_dot_worker_dot_v1_dot_worker__pb2.DropImageRequest.FromString,
+                    response_serializer=protos_dot_worker_dot_v1_dot_worker__pb2.DropImageResponse.SerializeToString,
             ),
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
@@ -371,6 +422,87 @@ class WorkerService(object):
             '/quire.worker.v1.WorkerService/UnloadAdapter',
             protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
             protos_dot_worker_dot_v1_dot_worker__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/ReadBlocks',
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.ReadBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/FetchBlocks',
+            protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.FetchBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/DropImage',
+            protos_dot_worker_dot_v1_dot_worker__pb2.DropImageRequest.SerializeToString,
+            protos_dot_worker_dot_v1_dot_worker__pb2.DropImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

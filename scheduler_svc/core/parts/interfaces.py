@@ -25,9 +25,13 @@ class Ordering(Protocol):
 
 
 class LaneChoice(Protocol):
-    """Chooses the lane (in-flight slot, or data-parallel rank) of the next plan of a worker group."""
+    """Chooses the lane (in-flight slot, or data-parallel rank) of the next plan of a worker group.
+
+    `keeps_groups`: a group has a place in one lane until it ends.
+    """
 
     has_worker_per_lane: bool
+    keeps_groups: bool
     num_lanes: int
 
     @property

@@ -4,7 +4,7 @@
 class OneWorker:
     """Base of lane choices with all lanes on one worker."""
 
-    has_worker_per_lane = False
+    has_worker_per_lane = keeps_groups = False
 
     def lose(self, lane: int) -> None:
         """Raise AssertionError: the worker is lost as a whole."""

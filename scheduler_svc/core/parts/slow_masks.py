@@ -53,10 +53,10 @@ class SlowMasks:
         """Decide which groups sit out the next plan of that worker group. Groups that moved to another one are dropped."""
         if not self._owing:
             return
-        for group in self._owing:
+        ours = [group for group in self._owing if group.worker == worker]
+        for group in ours:
             group.is_paused = False
-        ours = (group for group in self._owing if group.worker == worker and not group.is_finished)
-        self._owing = [group for group in ours if group.mask_debt_s > 0]
+        self._owing = [group for group in ours if group.mask_debt_s > 0 and not group.is_finished]
         owing = [group for group in self._owing if group.place is QueueKind.RUNNING]
         least = min(group.mask_debt_s for group in owing) if owing and len(owing) == len(running) else 0.0
         for group in owing:

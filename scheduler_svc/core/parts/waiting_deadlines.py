@@ -93,7 +93,8 @@ class DropExpired:
         for request in self._deadlines.pop_expired(builder.now):
             for group in request.groups:
                 if group.place in (QueueKind.WAITING, QueueKind.SWAPPED):
-                    builder.ended += state.retire_group(group, SequenceStatus.FINISHED_ABORTED, EXPIRED)
+                    owner = state.shared.workers[group.worker]  # which may have it swapped out
+                    builder.ended += owner.retire_group(group, SequenceStatus.FINISHED_ABORTED, EXPIRED)
 
 
 def infeasible(request: Request, needs_s: float, has_s: float) -> DeadlineExceeded:

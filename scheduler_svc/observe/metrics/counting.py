@@ -37,12 +37,15 @@ class StepCounts(StepObserver):
             "swap_out": swapped.labels("out"),
             "copy": d.COPIED_BLOCKS.counter(registry),
         }
+        self._moved_groups = d.MOVED_GROUPS.counter(registry)
         self._failed = d.FAILED_STEPS.counter(registry)
         self.sums = (self._steps, tokens, self._prompt_steps, self._output, self._failed)
         self._counted: tuple[object, tuple[int, int]] = (None, (0, 0))
 
     def on_plan(self, plan: StepPlan, origin: StepOrigin) -> None:
-        """Count a revocation before the plan."""
+        """Count groups that moved, and a revocation, before the plan."""
+        if plan.placed:
+            self._moved_groups.inc(len(plan.placed))
         if plan.revoked is not None:
             self._revoked.labels(plan.revoked).inc()
 

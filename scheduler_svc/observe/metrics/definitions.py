@@ -220,6 +220,16 @@ COPIED_BLOCKS = MetricSpec(
     serves="copy-on-write",
     query="rate(quire_kv_copied_blocks_total[5m])",
 )
+MOVED_GROUPS = MetricSpec(
+    name="quire_moved_groups_total",
+    kind=Kind.COUNTER,
+    of_model=True,
+    unit="groups",
+    text="Running groups that continued on another worker, with their KV.",
+    formula="Images in `placed` of a plan. Groups that are computed again elsewhere are not counted.",
+    serves="drains of workers",
+    query="rate(quire_moved_groups_total[5m])",
+)
 FAILED_STEPS = MetricSpec(
     name="quire_failed_steps_total",
     kind=Kind.COUNTER,
@@ -312,7 +322,7 @@ ENDED = MetricSpec(
 READ = (REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, WORKER_GROUPS, BLOCKS)
 COUNTED_BY_STEPS = (
     *(STEPS, STEP_DURATION, SCHEDULE_DURATION, STEP_TOKENS, PROMPT_STEPS, REPEATED_STEPS, REVOKED_GRANTS),
-    *(OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS, FAILED_STEPS),
+    *(OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS, MOVED_GROUPS, FAILED_STEPS),
 )
 COUNTED_BY_REQUESTS = (PREEMPTIONS, QUEUE_TIME, QUERIED_TOKENS, HIT_TOKENS, REFUSED, ENDED)
 METRICS = (*READ, *COUNTED_BY_STEPS, *COUNTED_BY_REQUESTS, DROPPED_SPANS)

@@ -154,8 +154,33 @@ class WorkerDrained:
     at: float
     worker: int
     is_moved: bool
+    keep_movable: bool = False
 
     num_bytes = 100
+
+
+@dataclass(slots=True)
+class GroupHeld:
+    """A sequence sits out plans, to be moved to another worker group (`on`), or takes part again."""
+
+    at: float
+    name: str
+    on: bool
+
+    num_bytes = 100
+
+
+@dataclass(slots=True)
+class GroupMoved:
+    """A held sequence was to continue on another worker group, with the image of its blocks; `done`: whether it does."""
+
+    at: float
+    name: str
+    worker: int
+    image: str
+    done: bool
+
+    num_bytes = 200
 
 
 @dataclass(slots=True)
@@ -229,6 +254,8 @@ Event = (
     | WorkerPut
     | WorkerDrained
     | WorkerGone
+    | GroupHeld
+    | GroupMoved
 )
 EVENTS: tuple[type[Any], ...] = (
     Added,
@@ -248,4 +275,6 @@ EVENTS: tuple[type[Any], ...] = (
     WorkerPut,
     WorkerDrained,
     WorkerGone,
+    GroupHeld,
+    GroupMoved,
 )

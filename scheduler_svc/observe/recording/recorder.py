@@ -26,6 +26,8 @@ from scheduler_svc.observe.recording.events import (
     Drafted,
     Event,
     Failed,
+    GroupHeld,
+    GroupMoved,
     PlanEvent,
     PrefixesReset,
     Returned,
@@ -209,10 +211,26 @@ class RecordingCore:
         self.core.drain_worker(worker)
         self._note(WorkerDrained(self._clock(), worker, is_moved=False))
 
-    def send_back(self, worker: int) -> None:
+    def send_back(self, worker: int, *, keep_movable: bool = False) -> None:
         """As `Scheduler.send_back`."""
-        self.core.send_back(worker)
-        self._note(WorkerDrained(self._clock(), worker, is_moved=True))
+        self.core.send_back(worker, keep_movable=keep_movable)
+        self._note(WorkerDrained(self._clock(), worker, is_moved=True, keep_movable=keep_movable))
+
+    def hold(self, name: str) -> None:
+        """As `Scheduler.hold`."""
+        self.core.hold(name)
+        self._note(GroupHeld(self._clock(), name, on=True))
+
+    def let_go(self, name: str) -> None:
+        """As `Scheduler.let_go`."""
+        self.core.let_go(name)
+        self._note(GroupHeld(self._clock(), name, on=False))
+
+    def hand_over(self, name: str, worker: int, image: str) -> bool:
+        """As `Scheduler.hand_over`."""
+        done = self.core.hand_over(name, worker, image)
+        self._note(GroupMoved(self._clock(), name, worker, image, done))
+        return done
 
     def remove_worker(self, worker: int) -> None:
         """As `Scheduler.remove_worker`."""

@@ -23,6 +23,8 @@ from scheduler_svc.observe.recording.events import (
     Drafted,
     Event,
     Failed,
+    GroupHeld,
+    GroupMoved,
     PlanEvent,
     PrefixesReset,
     Returned,
@@ -202,7 +204,17 @@ class Replayer:
         live_change.put_worker(self._core, event.number, PoolSize(**event.pool), CoreLimits(**event.limits))
 
     def _worker_drained(self, event: WorkerDrained) -> None:
-        (self._core.send_back if event.is_moved else self._core.drain_worker)(event.worker)
+        if event.is_moved:
+            self._core.send_back(event.worker, keep_movable=event.keep_movable)
+        else:
+            self._core.drain_worker(event.worker)
+
+    def _group_held(self, event: GroupHeld) -> None:
+        (self._core.hold if event.on else self._core.let_go)(event.name)
+
+    def _group_moved(self, event: GroupMoved) -> None:
+        done = self._core.hand_over(event.name, event.worker, event.image)
+        self._compare("group_moved", event.done, done)
 
     def _worker_gone(self, event: WorkerGone) -> None:
         self._core.remove_worker(event.worker)
@@ -246,6 +258,8 @@ _LIVE: dict[type[Any], Callable[[Replayer, Any], None]] = {
     WorkerPut: Replayer._worker_put,
     WorkerDrained: Replayer._worker_drained,
     WorkerGone: Replayer._worker_gone,
+    GroupHeld: Replayer._group_held,
+    GroupMoved: Replayer._group_moved,
     Revoked: Replayer._revoked,
 }
 

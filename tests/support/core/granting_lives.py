@@ -3,7 +3,7 @@
 import random
 
 from scheduler_svc.core.composition import presets
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.observe.recording.token_alias import TokenAlias
 from tests.support.core.preset_lives import happen
 from tests.support.core.random_policies import Setting
@@ -13,7 +13,9 @@ GRANTING = ("quire", "vllm-v1", "vllm-v1-async")
 """Presets with fast decode."""
 
 
-def granting_life(policy: str, seed: int, *, num_events: int = 300, max_granted_steps: int = 7) -> RecordedLife:
+def granting_life(
+    policy: str, seed: int, *, num_events: int = 300, max_granted_steps: int = 7, num_workers: int = 1
+) -> RecordedLife:
     """One life from its first request to its last, recorded. The pool of some is short of blocks at times."""
     rng = random.Random(f"grants {policy} {seed}")
     limits = CoreLimits(
@@ -26,7 +28,8 @@ def granting_life(policy: str, seed: int, *, num_events: int = 300, max_granted_
         prefix_caching=rng.random() < 0.6,
         max_granted_steps=max_granted_steps,
     )
-    life = RecordedLife(Setting(presets.preset(policy), limits), segment_steps=20, alias=TokenAlias(KEY))
+    pools = (PoolSize(limits.num_gpu_blocks, limits.num_cpu_blocks),) * num_workers if num_workers > 1 else ()
+    life = RecordedLife(Setting(presets.preset(policy), limits, pools), segment_steps=20, alias=TokenAlias(KEY))
     life.max_output = 40
     for _ in range(num_events):
         _happen(life, rng)
@@ -36,7 +39,8 @@ def granting_life(policy: str, seed: int, *, num_events: int = 300, max_granted_
 
 
 def _happen(life: RecordedLife, rng: random.Random) -> None:
-    """One event: a step or its result, seldom anything else."""
+    """One event: a step or its result, seldom anything else. Sequences move between several workers."""
+    life.move_one(rng)
     if not life.core.has_unfinished or rng.random() < 0.03:
         life.arrive(rng)
     elif rng.random() < 0.1:

@@ -28,6 +28,10 @@ MASK_S = 0.3
 FATES = ("ok",) * 12 + ("row fails", "row fails", "step fails")
 
 
+Image = list[dict[int, int]]
+"""What is in some blocks."""
+
+
 @dataclass(slots=True)
 class Underway:
     """A plan at the worker, and what it will answer; `error`: it failed."""
@@ -56,6 +60,8 @@ class Life:
         self._done: Counter[str] = Counter()
         self._rank_out: int | None = None
         self._draining: set[int] = set()
+        self._moving: dict[str, tuple[int, int, int, Image]] = {}
+        self.num_moved = 0
         self._underway: deque[Underway] = deque()
         self._granted: dict[int, list[str]] = {}
         self._num_granted: Counter[int] = Counter()
@@ -316,6 +322,39 @@ class Life:
         elif number in self._draining and not self._replace(number):
             self._end_drain(number)
 
+    def move_one(self, rng: random.Random) -> None:
+        """A sequence is copied to another worker group in two phases, and goes on there; or that is given up midway."""
+        if self._is_lockstep or self.num_workers == 1:
+            return
+        for name, (ticket, number, target, image) in list(self._moving.items()):
+            found = self.core.residence(name)
+            if found is None or (found.worker, found.ticket) != (number, ticket) or rng.random() < 0.1:
+                self.core.let_go(name)
+                del self._moving[name]
+            else:
+                self.core.hold(name)
+                if found.is_quiet:
+                    self._hand_over(name, found.blocks, number, target, image)
+        names = [] if rng.random() < 0.6 else self.core.movable(number := rng.randrange(self.num_workers))
+        if names and (name := rng.choice(names)) not in self._moving:
+            found = self.core.residence(name)
+            assert found is not None and found.worker == number
+            copied = self._workers[number].copied(found.blocks[: found.num_full])
+            target = rng.choice([w for w in range(self.num_workers) if w != number])
+            self._moving[name] = found.ticket, number, target, copied
+
+    def _hand_over(self, name: str, blocks: tuple[int, ...], number: int, target: int, image: Image) -> None:
+        del self._moving[name]
+        image = [*image, *self._workers[number].copied(blocks[len(image) :])]
+        before, label = self.core.residence(name), f"{name} {self.num_moved}"
+        if target != self._rank_out and self.core.hand_over(name, target, label):
+            self._workers[target].images[label] = image
+            self.num_moved += 1
+            assert name not in self.core.movable(number)
+        else:
+            assert self.core.residence(name) in (before, None)
+            self.core.let_go(name)
+
     def _replace(self, number: int) -> bool:
         """A drained worker on which nothing runs any more is removed, and a new one comes in its place."""
         underway = any(self._number_of(one.plan) == number for one in self._underway)
@@ -333,7 +372,7 @@ class Life:
 
     def _move_all(self, number: int) -> None:
         """Its plans in flight are answered, and what they bring is ignored."""
-        self.core.send_back(number)
+        self.core.send_back(number, keep_movable=self.num_steps % 2 == 0)
         self._num_granted[number] = 0
 
     def _end_drain(self, number: int) -> None:
@@ -360,6 +399,8 @@ class Life:
     def drain(self) -> None:
         """All work ends with finite arrivals; then everything is free."""
         self.core.warm_up(on=False)
+        for name in self._moving:
+            self.core.let_go(name)
         if self._rank_out is not None:
             self._bring_back(self._rank_out)
             self._rank_out = None
@@ -373,6 +414,8 @@ class Life:
         for worker in [None] if self._is_lockstep else range(len(self._workers)):
             for plan in self.core.schedule(self._now, worker):
                 self._planned(plan, "ok")
+        while self._underway:  # images of sequences that have ended are placed, as cached prefixes
+            self.finish()
         self._check_end()
 
     def _go_on(self) -> None:

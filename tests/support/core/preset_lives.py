@@ -36,6 +36,8 @@ def happen(life: Life, busy: float, rng: random.Random) -> None:
     """One event: mostly steps."""
     if life.num_workers > 1 and rng.random() < 0.02:
         life.lose_worker()
+    if life.num_workers > 1:
+        life.move_one(rng)
     dice = rng.random()
     if dice < 0.04:
         life.abort(rng.randint(0, life.count + 1))

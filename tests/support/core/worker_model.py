@@ -67,6 +67,7 @@ class WorkerModel:
         self, block_size: int, window: int | None, past: Callable[[str], list[int]], *, has_blocks: bool
     ) -> None:
         self.held: dict[str, list[int]] = {}
+        self.images: dict[str, list[dict[int, int]]] = {}
         self._size = block_size
         self._window = window
         self._past = past
@@ -79,8 +80,12 @@ class WorkerModel:
 
     def lose_everything(self) -> None:
         """A new process takes its place."""
-        for memory in (self.held, self._device, self._host, self._streams, self._rejected):
+        for memory in (self.held, self.images, self._device, self._host, self._streams, self._rejected):
             memory.clear()
+
+    def copied(self, blocks: tuple[int, ...]) -> list[dict[int, int]]:
+        """What is in these blocks now."""
+        return [dict(self._device.get(block, {})) for block in blocks]
 
     def told(self, step: int) -> None:
         """The scheduler knows that step's result now."""
@@ -124,6 +129,9 @@ class WorkerModel:
     def _take_orders(self, plan: StepPlan) -> None:
         for name in plan.left:
             self.held.pop(name, None)
+        for image, pairs in plan.placed.items():
+            contents = self.images.pop(image)
+            self._device.update({block: dict(contents[i]) for i, block in pairs})
         _move(self._host, self._device, plan.swap_in)
         _move(self._device, self._host, plan.swap_out)
         _move(self._device, self._device, plan.copy)

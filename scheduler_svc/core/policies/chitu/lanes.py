@@ -61,6 +61,8 @@ class SchedulerGroups(OneWorker):
 class SkewSlots(SchedulerGroups):
     """Scheduler groups that are cache slots: a task stays in its slot until it ends. `sizes`: maximum tasks of each."""
 
+    keeps_groups = True
+
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(len(sizes))
         self.sizes = sizes
@@ -97,7 +99,7 @@ class Ranks:
     rank next in the round-robin. `out`: ranks without a worker, which are assigned no tasks.
     """
 
-    has_worker_per_lane = True
+    has_worker_per_lane = keeps_groups = True
     out: tuple[int, ...] = ()
 
     def __init__(self, num_ranks: int, tasks_per_rank: int) -> None:

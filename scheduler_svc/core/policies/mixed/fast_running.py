@@ -45,7 +45,7 @@ class FastRunning:
     def _join(self, state: CoreState) -> list[Group]:
         """Turn groups into rows where possible. Returns the running groups that are not rows, in order."""
         loose = self._others(state)
-        joining = [group for group in loose if can_join(group.sequences[0])]
+        joining = [g for g in loose if can_join(g.sequences[0]) and g.sequences[0].name in state.on_worker]
         if not joining:
             return loose
         self._blocks.join(joining)

@@ -82,12 +82,12 @@ class RankPreemption:
         """Running groups that may be preempted for the head. An empty result is cached until another group starts."""
         if self._without_victims is not None:
             last, num_started = self._without_victims
-            if last is head and num_started == state.num_started:
+            if last is head and num_started == state.shared.num_started:
                 return []
         rank, start_by = head.request.priority_class, self._ordering.key(head)[0] + self._margin_s
         found = [g for g in state.running if g.request.priority_class > rank and self._ordering.key(g)[0] > start_by]
         found += [g for g in self._over_share(head, state) if g not in found]
-        self._without_victims = None if found else (head, state.num_started)
+        self._without_victims = None if found else (head, state.shared.num_started)
         return found
 
     def _over_share(self, head: Group, state: CoreState) -> list[Group]:

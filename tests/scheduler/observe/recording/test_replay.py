@@ -43,7 +43,7 @@ LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
     "has_grant", "wants_step_back", "states", "ledger", "num_workers", "worker_of", "has_work", "runs_on", "has_worker_per_lane",
     "pool_report", "check_integrity", "view", "deadlines", "put", "dissolve_fast_rows",
-    "pool_counts", "queue_lengths", "cached_blocks",
+    "pool_counts", "queue_lengths", "cached_blocks", "movable", "residence", "has_room",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_the_lives_have_all_kinds_of_events() -> None:
         for seed in SEEDS:
             seen.update(type(event) for segment in segments_of(policy, seed) for event in segment.events)
     seen.update(type(event) for segment in granting_life("quire", 0).segments() for event in segment.events)
-    for seed in range(3):
+    for seed in range(8):
         seen.update(
             type(event) for segment in recorded_of_several("quire", seed).segments() for event in segment.events
         )

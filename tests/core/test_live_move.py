@@ -1,0 +1,155 @@
+"""Sequences move to another worker group with their blocks; the contents are judged in the random lives."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from scheduler_svc.core.composition import presets
+from scheduler_svc.core.limits import CoreLimits, PoolSize
+from scheduler_svc.core.plan import StepPlan, StepResult
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.spec.policy_spec import PolicySpec
+from tests.support.core.builders import make_request
+from tests.support.core.granting_lives import GRANTING, granting_life
+from tests.support.core.preset_lives import POLICIES, live
+
+MOVING = [policy for policy in POLICIES if policy not in ("chitu-dp", "chitu-skew")]
+
+
+def core_of(policy: str | PolicySpec = "quire", blocks: tuple[int, ...] = (20, 20), **limits: int) -> Scheduler:
+    """A core of worker groups with so many blocks of 4 tokens."""
+    values = {"block_size": 4, "num_gpu_blocks": max(blocks), "max_model_len": 64, "num_cpu_blocks": 4, **limits}
+    pools = [PoolSize(num, 4) for num in blocks]
+    return presets.build(policy, CoreLimits(**values), pools=pools)
+
+
+def step(core: Scheduler, worker: int) -> StepPlan:
+    """One step of a worker group, which samples token 7 for each row."""
+    [plan] = core.schedule(0.0, worker)
+    if not plan.is_empty:
+        core.update(StepResult(plan.step, tokens={e.name: [7] for e in plan.scheduled if e.samples}))
+    return plan
+
+
+def decoding(core: Scheduler, num_prompt: int = 9, name: str = "a") -> str:
+    """A request that has one token of worker group 0."""
+    core.add(make_request(name, num_prompt, 20))
+    step(core, 0)
+    assert core.residence(f"{name}/0") is not None
+    return f"{name}/0"
+
+
+def test_it_goes_on_where_it_moves() -> None:
+    """Not preempted, no token computed again: the next plan there places its blocks and computes one token."""
+    core = core_of()
+    name = decoding(core)
+    found = core.residence(name)
+    assert found is not None
+    assert (found.worker, found.num_full, len(found.blocks), found.is_quiet) == (0, 2, 3, True)
+    core.hold(name)
+    assert not step(core, 0).scheduled
+    assert core.hand_over(name, 1, "image")
+    assert core.states[0].cache.ledger.tables == {}
+    [told] = [step(core, 0)]
+    assert told.left == [name]
+    plan = step(core, 1)
+    table = core.states[1].cache.ledger.tables[name]
+    assert plan.placed == {"image": [(0, table[0]), (1, table[1]), (2, table[2])]}
+    [entry] = plan.scheduled
+    assert (entry.num_tokens, entry.computed_before, entry.fresh, entry.resumed) == (1, 9, True, False)
+    assert [event.reason for event in told.events] == ["MOVED"]
+    assert not step(core, 1).placed
+
+
+def test_blocks_that_are_cached_there_are_shared() -> None:
+    """Of an equal prompt only what is not cached there is placed."""
+    core = core_of(prefix_caching=True)
+    name = decoding(core)
+    core.drain_worker(0)
+    core.add(make_request("b", core.states[0].running[0].request.prompt_token_ids, 20))
+    step(core, 1)
+    core.hold(name)
+    assert core.hand_over(name, 1, "image")
+    ours, theirs = (core.states[1].cache.ledger.tables[n] for n in (name, "b/0"))
+    assert ours[:2] == theirs[:2]
+    assert step(core, 1).placed == {"image": [(2, ours[2])]}
+
+
+def _aborted(core: Scheduler, name: str) -> None:
+    core.abort([name.split("/")[0]])
+
+
+def _lost(core: Scheduler, name: str) -> None:
+    core.reset_sequences_of_lost_worker(0)
+
+
+def _target_lost(core: Scheduler, name: str) -> None:
+    core.reset_sequences_of_lost_worker(1)
+
+
+def _drained(core: Scheduler, name: str) -> None:
+    core.drain_worker(1)
+
+
+def _filled(core: Scheduler, name: str) -> None:
+    core.drain_worker(0)
+    core.add(make_request("b", 50, 1))
+    core.add(make_request("c", 20, 1))
+    core.schedule(0.0, 1)
+
+
+@pytest.mark.parametrize("befall", [_aborted, _lost, _target_lost, _drained, _filled])
+def test_nothing_changes_where_it_cannot_go_on(befall: Callable[[Scheduler, str], None]) -> None:
+    """It, or one of the worker groups, is not what it was when the move began."""
+    core = core_of()
+    name = decoding(core)
+    core.hold(name)
+    befall(core, name)
+    before = core.block_tables()
+    assert not core.hand_over(name, 1, "image")
+    assert core.block_tables() == before
+    assert core.check_integrity() == []
+
+
+def test_it_takes_part_again_after_let_go() -> None:
+    """A move that is given up costs steps, and nothing else."""
+    core = core_of()
+    name = decoding(core)
+    core.hold(name)
+    for _ in range(20):
+        assert not step(core, 0).scheduled, "it is not ended as stuck"
+    core.let_go(name)
+    [entry] = step(core, 0).scheduled
+    assert (entry.name, entry.num_tokens, entry.fresh) == (name, 1, False)
+
+
+def test_what_does_not_move() -> None:
+    """Prompts under way, samples that share blocks, models with a sliding window."""
+    core = core_of(max_num_batched_tokens=8, max_num_seqs=8)
+    core.add(make_request("prompt", 20, 20))
+    step(core, 0)
+    assert core.movable(0) == []
+    samples = core_of("vllm-v0")
+    request = make_request("s", 9, 20)
+    samples.add(replace(request, n=2))
+    step(samples, 0)
+    assert samples.movable(0) == []
+    window = core_of(presets.preset("quire", sliding_window=8))
+    assert decoding(window) and window.movable(0) == []
+
+
+@pytest.mark.parametrize("policy", MOVING)
+@pytest.mark.parametrize("seeds", [range(30), pytest.param(range(300), marks=pytest.mark.long)], ids=len)
+def test_lives_in_which_sequences_move(policy: str, seeds: range) -> None:
+    """R200: under every preset, with kills, drains, aborts and full pools; each sequence reads its own past."""
+    assert sum(live(policy, seed, several=True).num_moved for seed in seeds) > 0
+
+
+@pytest.mark.parametrize("policy", GRANTING)
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(60), marks=pytest.mark.long)], ids=len)
+def test_moves_beside_granted_steps(policy: str, seeds: range) -> None:
+    """A step that a worker begins by itself is without a sequence that came meanwhile."""
+    lives = [granting_life(policy, seed, num_workers=2 + seed % 2) for seed in seeds]
+    assert sum(life.num_moved for life in lives) > 0
+    assert sum(life.num_repeats for life in lives) > 0
