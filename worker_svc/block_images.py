@@ -1,6 +1,6 @@
 """Images: copies of another worker's blocks in host memory, until a step places them into blocks of this worker.
 
-A scheduler moves a sequence to another worker in this way (`scheduler_svc/core/live_move`).
+A scheduler moves a sequence to another worker in this way (`scheduler_svc/core/workers/live_move`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -15,7 +15,6 @@ from block_manager.cache_rules import AllocStatus, PrefixHit
 from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
 from block_manager.rules.per_rank import PerRankLedger
-from scheduler_svc.core import live_move
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.parts.costs import Costs
@@ -25,7 +24,8 @@ from scheduler_svc.core.reasons import Revocation
 from scheduler_svc.core.request import Group, QueueKind, Request, Sequence, SequenceStatus
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState, SharedState
-from scheduler_svc.core.worker_group import WorkerGroup
+from scheduler_svc.core.workers import live_move
+from scheduler_svc.core.workers.worker_group import WorkerGroup
 from svc_common.errors import InvalidArgument, ResourceExhausted
 
 _BOUND = (QueueKind.RUNNING, QueueKind.SWAPPED)
@@ -325,45 +325,23 @@ class Scheduler:
         `keep_movable`: but for those that can move with their KV, now or once their prompt is computed.
         """
         each = self.workers[worker]
-        keeps = keep_movable and self.spec.sliding_window is None
-        each.send_back([group for group in each.state.running if keeps and live_move.may_move(group, each)])
+        each.send_back([group for group in each.state.running if keep_movable and live_move.may_move(group, each)])
 
-    # --- moving groups with their KV (`live_move`) ----------------------------------------------------------------
-
-    def movable(self, worker: int) -> list[str]:
-        """Names of the sequences on a worker group that could move to another one, in running order."""
-        has_window = self.spec.sliding_window is not None  # of which blocks are missing
-        return [] if has_window else live_move.movable(self._planner(worker))
-
-    def residence(self, name: str) -> live_move.Residence | None:
-        """Where a movable sequence runs; None if it is unknown, has ended or is not movable."""
-        sequence = self._sequence(name)
-        return None if sequence is None else live_move.residence(sequence, self.workers[sequence.group.worker])
+    # --- moving groups with their KV (`live_move`, which says what can move) ---------------------------------------
 
     def hold(self, name: str) -> None:
-        """Have a movable sequence sit out plans until `let_go` or `hand_over`."""
-        if (sequence := self._sequence(name)) is not None:
-            live_move.hold(sequence.group, self._worker_of(sequence.group))
+        """Have a running sequence sit out plans until `let_go` or `hand_over`."""
+        live_move.hold(name, self.workers)
 
     def let_go(self, name: str) -> None:
         """Have a held sequence take part in plans again; no-op for others."""
-        if (sequence := self._sequence(name)) is not None:
-            live_move.let_go(sequence.group, self._worker_of(sequence.group))
-
-    def has_room(self, name: str, worker: int) -> bool:
-        """True if another worker group takes a movable sequence now."""
-        sequence = self._sequence(name)
-        return sequence is not None and live_move.has_room(sequence, self.workers[worker])
+        live_move.let_go(name, self.workers)
 
     def hand_over(self, name: str, worker: int, image: str) -> bool:
-        """Continue a held, quiet sequence on another worker group, which has the copy `image` of its blocks.
-
-        False, and nothing has changed, if it cannot go on there now.
+        """Continue a held sequence without outstanding results on another worker group, which has the copy `image` of its
+        blocks. False, and nothing has changed, if it cannot go on there now.
         """
-        sequence = self._sequence(name)
-        if sequence is None:
-            return False
-        return live_move.hand_over(sequence, image, self.workers[sequence.group.worker], self.workers[worker])
+        return live_move.hand_over(name, self.workers, self.workers[worker], image)
 
     def has_work(self, worker: int) -> bool:
         """True if a plan for that worker could have work, or something to forget."""
@@ -468,14 +446,7 @@ class Scheduler:
 
     def _find(self, name: str) -> Sequence | None:
         """The unfinished sequence with that name, as an object."""
-        if (sequence := self._sequence(name)) is not None:
+        sequence = self._shared.find(name)
+        if sequence is not None:
             self._worker_of(sequence.group).fast_rows.leave(sequence.group)
         return sequence
-
-    def _sequence(self, name: str) -> Sequence | None:
-        request_id, _, index = name.rpartition("/")
-        request = self._shared.requests.get(request_id)
-        for sequence in request.unfinished if request else ():
-            if sequence.index == int(index):
-                return sequence
-        return None

@@ -68,6 +68,15 @@ class SharedState:
         states = [state for state in self.workers if not state.is_gone] or self.workers
         self.most_tokens = max(state.cache.capacity_tokens for state in states)
 
+    def find(self, name: str) -> Sequence | None:
+        """The unfinished sequence with that name; None if there is none."""
+        request_id, _, index = name.rpartition("/")
+        request = self.requests.get(request_id)
+        for sequence in request.unfinished if request else ():
+            if sequence.index == int(index):
+                return sequence
+        return None
+
     def take_ended(self) -> list[EndedSequence]:
         """Remove and return what is in `ended`."""
         taken, self.ended = self.ended, []

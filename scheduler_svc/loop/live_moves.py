@@ -1,7 +1,8 @@
 """Live moves: running groups continue on another worker, which fetches their KV from the one where they run.
 
-`core/live_move` has the phases. Here: which group moves where, and the calls to the workers; nothing waits for them. A group that
-cannot move goes on where it is, and is tried again.
+They leave a worker that is drained, and one that is short of blocks while another has many. `core/workers/live_move` has the
+phases; here are the choice of group and worker, and the calls to workers, for which nothing waits. A group that cannot move
+goes on where it is.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ import logging
 from dataclasses import dataclass, field
 
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core.live_move import Residence
+from scheduler_svc.core.workers import live_move
+from scheduler_svc.core.workers.live_move import Residence
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.workers.lane import WorkerLane
 from svc_common.clock import NS_PER_S, monotonic_ns
@@ -77,36 +79,53 @@ class LiveMoves:
 
     def advance(self, core: AnyCore | None, lanes: list[WorkerLane]) -> None:
         """Continue the moves under way, and begin others. `lanes`: those to connected workers."""
-        if not (self._moves or self._leaving):
-            return
         for move in list(self._moves.values()):
             self._continue(core, move)
         for lane in list(self._leaving):
             if core is None or not lane.is_draining or not lane.is_here:
                 self.stay(lane)
             else:
-                self._begin(core, lane, lanes)
+                self._empty(core, lane, lanes)
+        if core is not None and len(lanes) > 1 and not core.has_worker_per_lane:
+            self._relieve(core, lanes)
 
     # --- beginning ------------------------------------------------------------------------------------------------
 
-    def _begin(self, core: AnyCore, lane: WorkerLane, lanes: list[WorkerLane]) -> None:
-        num_free = _MOST_AT_ONCE - sum(move.source is lane for move in self._moves.values())
-        names = (name for name in core.movable(lane.number) if name not in self._moves)
+    def _empty(self, core: AnyCore, lane: WorkerLane, lanes: list[WorkerLane]) -> None:
+        num_free = _MOST_AT_ONCE - self._num_from(lane)
+        names = (name for name in live_move.movable(core.workers[lane.number]) if name not in self._moves)
         for name in itertools.islice(names, max(0, num_free)):
-            found, target = core.residence(name), self._target(core, name, lane, lanes)
-            if found is not None and target is not None:
-                self._moves[name] = self._begun(name, found, lane, target)
+            self._begin(
+                core,
+                name,
+                lane,
+                [other for other in lanes if live_move.has_room(name, core.workers, other.number)],
+            )
 
-    def _target(self, core: AnyCore, name: str, source: WorkerLane, lanes: list[WorkerLane]) -> WorkerLane | None:
-        """The worker with room that runs the fewest sequences, those on their way to it included; None if there is none."""
-        able = [
-            lane for lane in lanes if lane is not source and not lane.is_draining and core.has_room(name, lane.number)
-        ]
+    def _relieve(self, core: AnyCore, lanes: list[WorkerLane]) -> None:
+        """Where a group would soon be preempted for lack of blocks, move the one that started last to a worker with many."""
+        for lane in lanes:
+            if live_move.is_short(core.workers[lane.number]) and not self._num_from(lane):
+                for name in live_move.movable(core.workers[lane.number])[-1:]:
+                    self._begin(
+                        core,
+                        name,
+                        lane,
+                        [o for o in lanes if live_move.has_spare_room(name, core.workers, o.number)],
+                    )
+
+    def _num_from(self, lane: WorkerLane) -> int:
+        return sum(move.source is lane for move in self._moves.values())
+
+    def _begin(self, core: AnyCore, name: str, source: WorkerLane, able: list[WorkerLane]) -> None:
+        """Begin to move to the worker of `able` that runs the fewest sequences, those on their way to it included."""
+        found = live_move.residence(name, core.workers)
+        able = [lane for lane in able if lane is not source and not lane.is_draining]
+        if found is None or not able:
+            return
         coming = [move.target.number for move in self._moves.values()]
-        states = core.states
-        return min(
-            able, key=lambda lane: states[lane.number].num_running_seqs + coming.count(lane.number), default=None
-        )
+        target = min(able, key=lambda lane: len(core.workers[lane.number].state.running) + coming.count(lane.number))
+        self._moves[name] = self._begun(name, found, source, target)
 
     def _begun(self, name: str, found: Residence, source: WorkerLane, target: WorkerLane) -> LiveMove:
         image = f"{name} {next(self._numbers)}"
@@ -125,7 +144,7 @@ class LiveMoves:
     # --- continuing -----------------------------------------------------------------------------------------------
 
     def _continue(self, core: AnyCore | None, move: LiveMove) -> None:
-        found = core.residence(move.name) if core is not None and move.is_of_both else None
+        found = live_move.residence(move.name, core.workers) if core is not None and move.is_of_both else None
         if core is None or found is None or (found.worker, found.ticket) != (move.source.number, move.ticket):
             self._give_up(core, move, "it ended, was preempted, or a worker was lost")
         elif move.fetching.done():

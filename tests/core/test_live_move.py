@@ -10,6 +10,7 @@ from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.spec.policy_spec import PolicySpec
+from scheduler_svc.core.workers import live_move
 from tests.support.core.builders import make_request
 from tests.support.core.granting_lives import GRANTING, granting_life
 from tests.support.core.preset_lives import POLICIES, live
@@ -36,7 +37,7 @@ def decoding(core: Scheduler, num_prompt: int = 9, name: str = "a") -> str:
     """A request that has one token of worker group 0."""
     core.add(make_request(name, num_prompt, 20))
     step(core, 0)
-    assert core.residence(f"{name}/0") is not None
+    assert live_move.residence(f"{name}/0", core.workers) is not None
     return f"{name}/0"
 
 
@@ -44,7 +45,7 @@ def test_it_goes_on_where_it_moves() -> None:
     """Not preempted, no token computed again: the next plan there places its blocks and computes one token."""
     core = core_of()
     name = decoding(core)
-    found = core.residence(name)
+    found = live_move.residence(name, core.workers)
     assert found is not None
     assert (found.worker, found.num_full, len(found.blocks), found.is_quiet) == (0, 2, 3, True)
     core.hold(name)
@@ -77,7 +78,7 @@ def test_blocks_that_are_cached_there_are_shared() -> None:
 
 
 def _aborted(core: Scheduler, name: str) -> None:
-    core.abort([name.split("/")[0]])
+    core.abort([name.split("/", maxsplit=1)[0]])
 
 
 def _lost(core: Scheduler, name: str) -> None:
@@ -129,14 +130,16 @@ def test_what_does_not_move() -> None:
     core = core_of(max_num_batched_tokens=8, max_num_seqs=8)
     core.add(make_request("prompt", 20, 20))
     step(core, 0)
-    assert core.movable(0) == []
+    assert live_move.movable(core.workers[0]) == []
     samples = core_of("vllm-v0")
     request = make_request("s", 9, 20)
     samples.add(replace(request, n=2))
     step(samples, 0)
-    assert samples.movable(0) == []
+    assert live_move.movable(samples.workers[0]) == []
     window = core_of(presets.preset("quire", sliding_window=8))
-    assert decoding(window) and window.movable(0) == []
+    window.add(make_request("w", 9, 20))
+    assert step(window, 0).scheduled
+    assert live_move.movable(window.workers[0]) == []
 
 
 @pytest.mark.parametrize("policy", MOVING)

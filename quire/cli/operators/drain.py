@@ -24,7 +24,8 @@ def drain(
         typer.Option(help="Drain the worker at this address only, as `quire workers` lists it.", metavar="HOST:PORT"),
     ] = "",
     move: Annotated[
-        bool, typer.Option("--move", help="With --worker: its requests continue on other workers at once.")
+        bool,
+        typer.Option("--move", help="With --worker: its requests move to other workers, with their KV where possible."),
     ] = False,
     as_json: o.AsJson = False,
     admin: o.Admin = o.DEFAULT_ADMIN,

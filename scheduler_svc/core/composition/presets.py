@@ -50,7 +50,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState, SharedState
-from scheduler_svc.core.worker_group import WorkerGroup
+from scheduler_svc.core.workers.worker_group import WorkerGroup
 from svc_common.errors import ConfigError
 
 DEFAULT_POLICY = "quire"
@@ -156,7 +156,8 @@ def worker_group(
         costs=first_costs(spec),
     )
     progress, outputs, phases = parts(spec, ordering_of(spec, shared.costs), state, deadlines)
-    return WorkerGroup(state, phases, SingleLane(spec.batch_queue), progress, outputs, first_lane=number)
+    lanes, has_window = SingleLane(spec.batch_queue), spec.sliding_window is not None
+    return WorkerGroup(state, phases, lanes, progress, outputs, first_lane=number, moves_groups=not has_window)
 
 
 def first_costs(spec: PolicySpec) -> CostBook:

@@ -29,7 +29,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sliding_window import BehindWindow
 from scheduler_svc.core.spec.policy_spec import PolicySpec
 from scheduler_svc.core.state import CoreState, SharedState
-from scheduler_svc.core.worker_group import WorkerGroup
+from scheduler_svc.core.workers.worker_group import WorkerGroup
 from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
@@ -72,7 +72,10 @@ def worker_group(
     if spec.sliding_window is not None:
         outputs = BehindWindow(outputs, cache, spec.sliding_window)
     first_lane = number * lanes.num_lanes
-    return WorkerGroup(state, phases, lanes, progress, outputs, views, first_lane=first_lane)
+    has_window = spec.sliding_window is not None
+    return WorkerGroup(
+        state, phases, lanes, progress, outputs, views, first_lane=first_lane, moves_groups=not has_window
+    )
 
 
 def _first_costs(spec: PolicySpec) -> CostBook:

@@ -17,6 +17,7 @@ from scheduler_svc.core.request import Group, QueueKind, Request, SequenceStatus
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state import CoreState
+from scheduler_svc.core.workers import live_move
 from svc_common.errors import DeadlineExceeded, OutOfRange
 from tests.support.core.random_policies import Setting
 from tests.support.core.worker_model import EOS, WorkerModel, candidates_at, guess_at, mix, token_at
@@ -327,7 +328,7 @@ class Life:
         if self._is_lockstep or self.num_workers == 1:
             return
         for name, (ticket, number, target, image) in list(self._moving.items()):
-            found = self.core.residence(name)
+            found = live_move.residence(name, self.core.workers)
             if found is None or (found.worker, found.ticket) != (number, ticket) or rng.random() < 0.1:
                 self.core.let_go(name)
                 del self._moving[name]
@@ -335,9 +336,13 @@ class Life:
                 self.core.hold(name)
                 if found.is_quiet:
                     self._hand_over(name, found.blocks, number, target, image)
-        names = [] if rng.random() < 0.6 else self.core.movable(number := rng.randrange(self.num_workers))
+        names = (
+            []
+            if rng.random() < 0.6
+            else live_move.movable(self.core.workers[number := rng.randrange(self.num_workers)])
+        )
         if names and (name := rng.choice(names)) not in self._moving:
-            found = self.core.residence(name)
+            found = live_move.residence(name, self.core.workers)
             assert found is not None and found.worker == number
             copied = self._workers[number].copied(found.blocks[: found.num_full])
             target = rng.choice([w for w in range(self.num_workers) if w != number])
@@ -346,13 +351,13 @@ class Life:
     def _hand_over(self, name: str, blocks: tuple[int, ...], number: int, target: int, image: Image) -> None:
         del self._moving[name]
         image = [*image, *self._workers[number].copied(blocks[len(image) :])]
-        before, label = self.core.residence(name), f"{name} {self.num_moved}"
+        before, label = live_move.residence(name, self.core.workers), f"{name} {self.num_moved}"
         if target != self._rank_out and self.core.hand_over(name, target, label):
             self._workers[target].images[label] = image
             self.num_moved += 1
-            assert name not in self.core.movable(number)
+            assert name not in live_move.movable(self.core.workers[number])
         else:
-            assert self.core.residence(name) in (before, None)
+            assert live_move.residence(name, self.core.workers) in (before, None)
             self.core.let_go(name)
 
     def _replace(self, number: int) -> bool:

@@ -43,7 +43,7 @@ LOOKS = {
     "policy", "state", "depth", "has_unfinished", "has_endings_to_tell", "num_unfinished_groups", "request", "block_tables",
     "has_grant", "wants_step_back", "states", "ledger", "num_workers", "worker_of", "has_work", "runs_on", "has_worker_per_lane",
     "pool_report", "check_integrity", "view", "deadlines", "put", "dissolve_fast_rows",
-    "pool_counts", "queue_lengths", "cached_blocks", "movable", "residence", "has_room",
+    "pool_counts", "queue_lengths", "cached_blocks",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ class WorkerGroup:
 
     A group of lanes: one, or the scheduler groups, slots or ranks of a task policy. Lanes are numbered through all
     worker groups: lane i of this one is `first_lane + i` in its plans. `views`: the parts that implement `InspectablePart`.
+    `moves_groups`: running groups may move to and from other worker groups (`live_move`).
     """
 
     def __init__(
@@ -33,8 +34,10 @@ class WorkerGroup:
         views: Iterable[InspectablePart] = (),
         *,
         first_lane: int = 0,
+        moves_groups: bool = True,
     ) -> None:
         self.state = state
+        self.moves_groups = moves_groups and not lanes.keeps_groups
         self.lanes = lanes
         self.flights = PlansInFlight(state)
         self.first_lane = first_lane

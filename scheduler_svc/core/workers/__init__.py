@@ -1,0 +1,1 @@
+"""Worker groups as the core plans them: their plans in flight, and groups that move between them."""
