@@ -109,6 +109,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "TASK_DOES_NOT_FIT",
         "TENANT_QUOTA",
         "TOO_MANY_CONNECTIONS",
+        "TOO_MANY_IMAGES",
         "TOO_MANY_PAGES",
     ),
     "UNAVAILABLE": (
@@ -136,6 +137,8 @@ REASONS: dict[str, tuple[str, ...]] = {
         "BAD_CHAT_TEMPLATE",
         "BLOCK_WRITTEN_TWICE",
         "BUNDLE_DIGEST",
+        "CACHE_LAYOUT",
+        "IMAGE_DIFFERS",
         "KV_LOST",
         "LAST_WORKER",
         "NOT_IDENTICAL",

@@ -43,7 +43,7 @@ class BlockImages:
 
     def _check_room(self, image: str, num_bytes: int) -> None:
         if num_bytes > self._num_blocks * self._block_bytes:
-            raise ResourceExhausted(f"image {image} has more than {self._num_blocks} blocks", reason="IMAGE_TOO_LARGE")
+            raise ResourceExhausted(f"image {image} has more than {self._num_blocks} blocks", reason="TOO_MANY_IMAGES")
         if image not in self._images and len(self._images) >= MOST_IMAGES:
             raise ResourceExhausted(f"this worker holds {MOST_IMAGES} images; drop one first", reason="TOO_MANY_IMAGES")
 

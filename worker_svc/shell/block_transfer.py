@@ -43,10 +43,10 @@ class BlockTransfer:
     # --- the worker that has the blocks ------------------------------------------------------------------------------
 
     async def read(self, request: worker_pb2.ReadBlocksRequest) -> AsyncIterator[worker_pb2.ReadBlocksResponse]:
-        """The answers of ReadBlocks. Raises FailedPrecondition for another epoch, process or layout."""
+        """The answers of ReadBlocks. Raises Aborted for another epoch or process, FailedPrecondition for another layout."""
         self._check_owner(request.epoch)
         if request.boot_id != self._boot_id:
-            raise FailedPrecondition(f"this worker's boot id is {self._boot_id}", reason="OTHER_BOOT")
+            raise Aborted(f"the process of boot id {request.boot_id} is over", reason="EPOCH_OVER")
         if request.layout != self._lifecycle.engine.cache_layout:
             raise FailedPrecondition(
                 f"the blocks of the caller are {request.layout}, and those of this worker {self._lifecycle.engine.cache_layout}",

@@ -121,7 +121,7 @@ def test_blocks_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"epoch": 7}, Aborted, "epoch 7 of this worker is over; it is 1"),
         ({"source_epoch": 7}, Aborted, "epoch 7 of this worker is over; it is 1"),
-        ({"source_boot_id": "other"}, FailedPrecondition, "boot id"),
+        ({"source_boot_id": "other"}, Aborted, "boot id other is over"),
         ({"image": ""}, InvalidArgument, "image"),
         ({"block_ids": wire_arrays.pack([64])}, InvalidArgument, "has block 64; must be below 64"),
         ({"num_before": 1}, FailedPrecondition, "image a has 0 blocks, not 1"),
