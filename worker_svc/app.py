@@ -25,7 +25,7 @@ from svc_common.observability import telemetry
 from svc_common.observability.metrics import DroppedSpans, new_registry
 from svc_common.observability.metrics_server import MetricsServer
 from svc_common.signals import stop_on_signals
-from worker_svc.engine import Engine
+from worker_svc.engine import DeviceLost, Engine
 from worker_svc.settings import ShellSettings, WorkerSettings
 from worker_svc.shell.block_transfer import BlockTransfer
 from worker_svc.shell.engine_thread import EngineThread
@@ -61,6 +61,9 @@ class Watchers:
     on_left_behind: Callable[[], None] = lambda: None
 
 
+WatchEngine = Callable[[Callable[[Exception], object]], None]
+
+
 async def serve(
     settings: WorkerSettings,
     *,
@@ -74,6 +77,9 @@ async def serve(
     ConfigError if the port is taken or the model cannot be loaded (calls of LoadModel get the reason too),
     Unavailable (DEVICE_LOST) if the engine is lost.
     """
+    if settings.tensor_parallel > 1:
+        await _serve_rank(settings, on_ready=on_ready, watchers=watchers or Watchers(), stop=stop)
+        return
     await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)
 
 
@@ -84,6 +90,39 @@ def _model_engine(settings: WorkerSettings) -> Engine:
     return ModelEngine(settings)
 
 
+async def _serve_rank(
+    settings: WorkerSettings, *, on_ready: Callable[[str], None], watchers: Watchers, stop: asyncio.Event | None
+) -> None:
+    """Run this rank of a group: rank 0 is a worker with the group as its engine, the others follow it."""
+    # Imported here because they take seconds and need torch.
+    from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
+    from worker_svc.ranks.follower import serve_follower  # noqa: PLC0415
+    from worker_svc.ranks.group_engine import GroupEngine  # noqa: PLC0415
+    from worker_svc.ranks.joining import Meeting  # noqa: PLC0415
+    from worker_svc.ranks.member import GroupRanks  # noqa: PLC0415
+
+    def make(ranks: GroupRanks) -> ModelEngine:
+        return ModelEngine(settings, ranks=ranks)
+
+    if settings.rank:
+        left_behind = watchers.on_left_behind
+        await serve_follower(settings, make, on_ready=on_ready, on_left_behind=left_behind, stop=stop)
+        return
+    tell: list[Callable[[Exception], object]] = []
+
+    def on_lost(error: DeviceLost) -> None:
+        for each in tell:
+            each(error)
+
+    group = GroupEngine(settings, Meeting(settings), make, on_lost)
+    try:
+        await serve_engine(
+            settings, lambda: group, on_ready=on_ready, watchers=watchers, stop=stop, watch_engine=tell.append
+        )
+    finally:
+        group.close()
+
+
 async def serve_engine(
     settings: ShellSettings,
     make_engine: Callable[[], Engine],
@@ -91,13 +130,19 @@ async def serve_engine(
     on_ready: Callable[[str], None],
     watchers: Watchers | None = None,
     stop: asyncio.Event | None = None,
+    watch_engine: WatchEngine = lambda on_lost: None,
 ) -> None:
-    """Run a worker with any engine, as `serve` does. `make_engine` is called on the engine thread."""
+    """Run a worker with any engine, as `serve` does. `make_engine` is called on the engine thread.
+
+    `watch_engine` gets a function for any thread, to be called with an error when the engine is lost outside its calls.
+    """
     stop = stop or asyncio.Event()
     worker = _Worker(settings, make_engine, watchers or Watchers())
     try:
         address = await worker.start(settings)
         with stop_on_signals(stop):
+            loop = asyncio.get_running_loop()
+            watch_engine(lambda error: loop.call_soon_threadsafe(worker.owned_steps.lose_engine, error))
             worker.lifecycle.load()
             on_ready(address)
             await _until(stop, worker.lifecycle)

@@ -11,6 +11,8 @@ from svc_common.net.tls_settings import PeerSettings
 
 Quantization = Literal["none", "int8", "int4"]
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8")
+DEFAULT_GROUP_PORT = 50063
+_ADDRESS = re.compile(r".+:\d{1,5}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -104,6 +106,32 @@ class WorkerSettings(ShellSettings):
     """CPU milliseconds that a grammar mask of one sequence may take on average; the first 100 may take 100 times that."""
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
     """Largest rank of an adapter."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes (ranks) that share each product of a worker; each loads a part of the weights. CPU only."""
+    rank: Annotated[int, Field(ge=0)] = 0
+    """This process's number in the group of --tensor-parallel; 0 is the worker that schedulers know."""
+    leader: Annotated[str, Field(validate_default=True)] = ""
+    """HOST:PORT where rank 0 listens for the others (its --group-port); for ranks above 0."""
+    group_port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_GROUP_PORT
+    """Port where rank 0 listens for the other ranks; 0 = any free one."""
+    rank_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds that a rank waits for another one within a step, before the group ends and is restarted."""
+
+    @field_validator("rank")
+    @classmethod
+    def _rank_is_in_the_group(cls, value: int, others: ValidationInfo) -> int:
+        size = others.data.get("tensor_parallel", 1)
+        if value >= size:
+            raise ValueError(f"{value} is not below --tensor-parallel {size}; ranks are 0 to {size - 1}")
+        return value
+
+    @field_validator("leader")
+    @classmethod
+    def _leader_is_an_address(cls, value: str, others: ValidationInfo) -> str:
+        rank = others.data.get("rank", 0)
+        if rank and not _ADDRESS.fullmatch(value):
+            raise ValueError(f"{value!r} is no address; rank {rank} needs HOST:PORT of rank 0's --group-port")
+        return value
 
     @field_validator("model")
     @classmethod

@@ -25,7 +25,7 @@ Key = TypeVar("Key")
 class CompiledCpuBackend:
     """CPU kernels of the compiled library, on torch's current number of threads.
 
-    `decoder`: its kernels for whole decoders.
+    `decoder`: its kernels for whole decoders. `library`: for `ranks.SharedSums`.
     """
 
     name = "cpu"
@@ -39,6 +39,7 @@ class CompiledCpuBackend:
         names |= {(torch.bfloat16, dtype): f"bfloat16_{name}" for dtype, name in _ROUNDED.items()}
         self._attention = _functions(library, "quire_paged_attention", names, _ATTENTION_TYPES)
         self._write = _functions(library, "quire_write_kv", _CACHES, _WRITE_TYPES)
+        self.library = library
         self.decoder = CpuDecoders(library)
         self._greedy = library.quire_choose
         self._greedy.argtypes, self._greedy.restype = [_POINTER, _I64, _I64, _POINTER, _POINTER, _INT], None

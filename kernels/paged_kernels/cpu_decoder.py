@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch
-from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, translated
+from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
 from paged_kernels.decoder import DecodeRows, Head, PackedWeights, Program, Rows
+from paged_kernels.ranks import RankSums
 from paged_kernels.weight_packing import NAMES, WeightPacking, function_of, pointer
 
 _CACHES = {
@@ -87,6 +88,7 @@ class CpuProgram:
     def __init__(self, program: Program, run: Callable[..., None]) -> None:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
+        self._sums = sums_of(program.operators)
         self._rows: dict[Rows, torch.Tensor] = {}
         self._places = np.zeros(len(Rows), np.uint64)
         self._num_rows = 0
@@ -117,6 +119,8 @@ class CpuProgram:
             torch.get_num_threads(),
         )
         self._run(self._operators, len(self._operators), ctypes.byref(step))
+        if self._sums is not None:
+            self._sums.check()
 
     def _make_room(self, num_rows: int) -> None:
         if num_rows > self._num_rows:
@@ -136,7 +140,7 @@ class CpuDecodeProgram:
     def __init__(self, program: Program, run: Callable[..., int]) -> None:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
-        self._vocab_size = next(op.weights.columns for op in program.operators if isinstance(op, Head))
+        self._vocab_size = next(op.width or op.weights.columns for op in program.operators if isinstance(op, Head))
 
     def begin(self, rows: DecodeRows, pool: torch.Tensor) -> "CpuDecodeRun":
         """See DecodeProgram."""
@@ -166,7 +170,9 @@ class CpuDecodeProgram:
             torch.get_num_threads(),
         )
         call = partial(self._run, self._operators, len(self._operators), ctypes.byref(step))
-        return CpuDecodeRun(logits, finite, call, (rows, pool, buffers, places, slots, self))
+        return CpuDecodeRun(
+            logits, finite, call, sums_of(program.operators), (rows, pool, buffers, places, slots, self)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +182,12 @@ class CpuDecodeRun:
     logits: torch.Tensor
     finite: NDArray[np.bool_]
     call: Callable[[], int]
+    sums: RankSums | None
     memory: tuple[object, ...]
 
     def step(self) -> bool:
         """See DecodeRun."""
-        return self.call() == 0
+        is_finite = self.call() == 0
+        if self.sums is not None:
+            self.sums.check()
+        return is_finite

@@ -6,10 +6,11 @@ from functools import singledispatchmethod
 
 from paged_kernels import decoder
 from paged_kernels.decoder import Operator, PackedForm, PackedWeights, Rows
+from paged_kernels.ranks import RankSums, SharedSums
 from paged_kernels.weight_packing import STORED, pointer
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_NORM, _LINEAR, _GATED, _PLACE, _ATTEND, _EMBED, _HEAD, _CHOOSE = range(8)
+_NORM, _LINEAR, _GATED, _PLACE, _ATTEND, _EMBED, _HEAD, _CHOOSE, _REDUCE, _GATHER = range(10)
 _INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 
 
@@ -111,11 +112,36 @@ class _Translator:
 
     @operator.register
     def _(self, given: decoder.Head) -> CpuOperator:
-        return CpuOperator(kind=_HEAD, source=Rows.STREAM, **_product_fields(given.weights))
+        width = given.width or given.weights.columns
+        return CpuOperator(
+            kind=_HEAD, source=Rows.STREAM, layer=given.begin, window=width, **_product_fields(given.weights)
+        )
+
+    @operator.register
+    def _(self, given: decoder.Gather) -> CpuOperator:
+        return CpuOperator(kind=_GATHER, columns=given.columns, weights=_native(given.sums))
 
     @operator.register
     def _(self, given: decoder.Choose) -> CpuOperator:
         return CpuOperator(kind=_CHOOSE, columns=given.vocab_size)
+
+    @operator.register
+    def _(self, given: decoder.Reduce) -> CpuOperator:
+        return CpuOperator(
+            kind=_REDUCE, source=given.source, target=given.target, adds=given.adds,
+            weights=_native(given.sums),
+        )  # fmt: skip
+
+
+def _native(sums: RankSums) -> int:
+    if not isinstance(sums, SharedSums):
+        raise TypeError(f"programs cannot sum by {type(sums).__name__}")
+    return ctypes.addressof(sums.native)
+
+
+def sums_of(operators: Sequence[Operator]) -> RankSums | None:
+    """What the operators sum with; None if they run in one process."""
+    return next((op.sums for op in operators if isinstance(op, decoder.Reduce)), None)
 
 
 def _product_fields(weights: PackedWeights) -> dict[str, int | None]:

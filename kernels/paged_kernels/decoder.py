@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.quantized import QuantizedWeight
+from paged_kernels.ranks import RankSums
 
 Activation = Literal["silu", "gelu_tanh"]
 Stored = Literal["plain", "int8", "int4", "fp8"]
@@ -140,9 +141,22 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Logits of STREAM: float32, with the values of the rows' dtype."""
+    """Logits of STREAM: float32, with the values of the rows' dtype.
+
+    The weights are of the columns from `begin` on, of `width` in all (None = those of the weights).
+    """
 
     weights: PackedWeights
+    begin: int = 0
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Logits of all ranks, each of which has computed `columns` of them."""
+
+    columns: int
+    sums: RankSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +166,20 @@ class Choose:
     vocab_size: int
 
 
-Operator = Norm | Linear | Gated | RotateAndStore | Attend | Embed | Head | Choose
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """target (+)= sum of all ranks' source, rounded once, in rank order. All ranks run equal lists on equally many rows.
+
+    `sums`: with `in_programs`. Widths of source and target are equal.
+    """
+
+    source: Rows
+    target: Rows
+    sums: RankSums
+    adds: bool = False
+
+
+Operator = Norm | Linear | Gated | RotateAndStore | Attend | Embed | Head | Gather | Choose | Reduce
 
 
 @dataclass(frozen=True, slots=True)

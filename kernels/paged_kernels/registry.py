@@ -1,5 +1,6 @@
 """Backends by name. A new backend is a module and an entry here; no other code names it."""
 
+import ctypes
 import importlib
 import logging
 from collections.abc import Callable, Mapping
@@ -98,6 +99,12 @@ def attention_limits(backend: KernelBackend) -> AttentionLimits | None:
 def workspace_bytes(backend: KernelBackend) -> int:
     """Device memory that `backend` holds now, its `workspace_bytes`; 0 if it has none."""
     return int(getattr(backend, "workspace_bytes", 0))
+
+
+def shared_library(backend: KernelBackend) -> ctypes.CDLL | None:
+    """Library of `backend` that sums through memory which processes share, its `library`; None if it has none."""
+    found: ctypes.CDLL | None = getattr(backend, "library", None)
+    return found
 
 
 def interprets_triton(environ: Mapping[str, str]) -> bool:

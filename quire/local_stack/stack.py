@@ -211,6 +211,10 @@ class LocalStack:
                 metadata={"service": name, "deaths": str(rules.max_deaths)},
             )
         self._on_restart(death.metadata["summary"], pause_s)
+        # A group of ranks starts anew as a whole: the others could not go on, and one may hang.
+        for other in self.options.ranks_of(name):
+            if other != name and not self._restarts.is_waiting(other):
+                self._services[other].kill()
 
     def check(self) -> None:
         """Raise if a service has ended, or if a worker reported that it can never serve."""
@@ -245,7 +249,8 @@ class LocalStack:
 
     @property
     def _stop_order(self) -> list[str]:
-        return ["gateway", "scheduler", *self.options.worker_names]
+        workers = [rank for name in self.options.worker_names for rank in self.options.ranks_of(name)]
+        return ["gateway", "scheduler", *workers]
 
     def _stop_watching(self) -> None:
         for watch in self._watches:

@@ -31,8 +31,9 @@ _WORKER = "worker"
 class StackOptions:
     """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
 
-    `workers`: how many of them. Ports: 0 = any free one. `adapters`: folders of LoRA adapters to load at the
-    start, by name. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on top of it; `max_num_seqs`,
+    `workers`: how many of them, each of `tensor_parallel` processes. Ports: 0 = any free one. `adapters`: folders of
+    LoRA adapters to load at the start, by name. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on
+    top of it; `max_num_seqs`,
     `max_num_batched_tokens`: None = what the policy says.
     `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
     `LocalStack.revive` starts again what died.
@@ -43,6 +44,7 @@ class StackOptions:
     model: Path | str | None = None
     simulated: bool = False
     workers: int = 1
+    tensor_parallel: int = 1
     host: str = "127.0.0.1"
     grpc_port: int = 0
     http_port: int = 0
@@ -75,9 +77,18 @@ class StackOptions:
             **{
                 name: [
                     *(*worker, *host, "--port", number, "--metrics-port", port[f"{name} --metrics-port"]),
-                    *(*self._peer_args(WORKER), *self._log_args, *self.worker_args),
+                    *(*self._rank_zero(name, port), *self._peer_args(WORKER), *self._log_args, *self.worker_args),
                 ]
                 for name, number in workers.items()
+            },
+            **{
+                follower: [
+                    *(*worker, "--tensor-parallel", str(self.tensor_parallel), "--rank", str(rank)),
+                    *("--leader", f"{self.host}:{port[f'{name} --group-port']}"),
+                    *(*self._peer_args(WORKER), *self._log_args, *self.worker_args),
+                ]
+                for name in self.worker_names
+                for rank, follower in enumerate(self.ranks_of(name)[1:], 1)
             },
             "scheduler": [
                 # The workers belong to this stack alone, and a new scheduler starts only after the previous
@@ -105,6 +116,17 @@ class StackOptions:
     def worker_names(self) -> list[str]:
         """Names of the worker services: "worker", "worker-2" and so on."""
         return [_WORKER, *(f"{_WORKER}-{number}" for number in range(2, self.workers + 1))]
+
+    def ranks_of(self, name: str) -> list[str]:
+        """Services of the worker that the service `name` is a rank of, rank 0 first; `name` alone if it is no worker."""
+        worker = name.partition("-rank-")[0]
+        count = self.tensor_parallel if worker in self.worker_names else 1
+        return [worker, *(f"{worker}-rank-{rank}" for rank in range(1, count))]
+
+    def _rank_zero(self, name: str, port: Mapping[str, str]) -> list[str]:
+        if self.tensor_parallel == 1:
+            return []
+        return ["--tensor-parallel", str(self.tensor_parallel), "--group-port", port[f"{name} --group-port"]]
 
     @property
     def choice(self) -> PolicyChoice:
@@ -158,5 +180,6 @@ class StackOptions:
             "--admin-port": self.admin_port,
             "--admin-http-port": self.admin_http_port,
         }
-        workers = {f"{name} {option}": 0 for name in self.worker_names for option in ("--port", "--metrics-port")}
+        doors = ("--port", "--metrics-port", *(("--group-port",) if self.tensor_parallel > 1 else ()))
+        workers = {f"{name} {option}": 0 for name in self.worker_names for option in doors}
         return public | workers | {f"scheduler {option}": 0 for option in ("--port", "--admin-port", "--metrics-port")}

@@ -18,6 +18,7 @@ from worker_svc.adapters.files import AdapterFolder, open_adapter
 from worker_svc.adapters.layers import AdapterLayers, LoraAdapter, LowRank, ProductRules
 from worker_svc.adapters.table import AdapterTable
 from worker_svc.adapters.targets import AdaptedLinear
+from worker_svc.model.sharding.shards import WHOLE, Shard
 from worker_svc.rows.table import RowTable
 
 # Ranks are zero-padded to multiples of this: products with few columns are summed in different orders.
@@ -35,11 +36,13 @@ class AdapterLimits:
 class Adapters:
     """Loaded adapters of the model behind `layers`. Called from the engine's thread, between steps.
 
-    `free_bytes`: free memory of the model's device.
+    `free_bytes`: free memory of the model's device. `shard`: this rank's part of the model.
     """
 
-    def __init__(self, layers: AdapterLayers, limits: AdapterLimits, free_bytes: Callable[[], int]) -> None:
-        self._layers, self._limits, self._free_bytes = layers, limits, free_bytes
+    def __init__(
+        self, layers: AdapterLayers, limits: AdapterLimits, free_bytes: Callable[[], int], shard: Shard = WHOLE
+    ) -> None:
+        self._layers, self._limits, self._free_bytes, self._shard = layers, limits, free_bytes, shard
         self._rules = ProductRules()
         self._table: AdapterTable[LoraAdapter] = AdapterTable(self._read, max_adapters=limits.max_adapters)
 
@@ -74,7 +77,7 @@ class Adapters:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self, path: Path) -> LoraAdapter:
-        folder = open_adapter(path)
+        folder = open_adapter(path).part(self._shard)
         self._layers.targets.check(folder, self._limits.max_rank)
         try:
             adapter = self._build(folder)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from worker_svc.adapters.config import AdapterConfig, read_config, refused, unsupported
+from worker_svc.model.sharding.shards import WHOLE, Shard
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -46,6 +47,12 @@ class AdapterFolder:
     pairs: Mapping[str, PairShapes]
     base: str
     """Name of the base model it was trained on, for messages; may be empty."""
+    shard: Shard = WHOLE
+
+    def part(self, shard: Shard) -> "AdapterFolder":
+        """One rank's part of the adapter, which must not be one already."""
+        pairs = {name: PairShapes(*shard.pair(name, pair.down, pair.up)) for name, pair in self.pairs.items()}
+        return replace(self, pairs=pairs, shard=shard)
 
     def digest(self) -> str:
         """SHA-256 (hex) over both files."""
@@ -60,7 +67,7 @@ class AdapterFolder:
         with _opened(self.path) as file:
             for module in sorted(self.pairs):
                 down, up = (file.get_tensor(f"{_PREFIX}{module}{end}") for end in (_DOWN, _UP))
-                yield module, down, up
+                yield module, *self.shard.cut_pair(module, down, up)
 
 
 def open_adapter(path: Path) -> AdapterFolder:

@@ -180,7 +180,8 @@ class AdapterLayers:
         targets = {name: self.targets.by_name[name] for name in changes}
         self._changes_logits = any(target.of_logits for target in targets.values())
         self._handles = [
-            target.module.register_forward_hook(partial(self._add, changes[name], target.of_logits))
+            # Before the hook that sums a module's result over ranks.
+            target.module.register_forward_hook(partial(self._add, changes[name], target.of_logits), prepend=True)
             for name, target in targets.items()
         ]
 

@@ -4,6 +4,7 @@ Blocking; called from one thread. Importing this module imports torch and transf
 """
 
 import logging
+import math
 import os
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
+from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
@@ -41,11 +43,17 @@ class ModelEngine:
     set by `profile`.
     """
 
-    def __init__(self, settings: WorkerSettings, devices: Devices = CUDA_DEVICES) -> None:
+    def __init__(self, settings: WorkerSettings, devices: Devices = CUDA_DEVICES, ranks: RankPlace = ALONE) -> None:
         """Choose device and backend; raises ConfigError if this release does not have them."""
+        self._ranks = ranks
         malloc_tuning.keep_freed_memory(os.environ)
         self._device = model_loading.choose_device(settings, devices)
         self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
+        if ranks.size > 1 and self._device is not HOST:
+            raise ConfigError(
+                f"--tensor-parallel {ranks.size} runs on the CPU only, and the device is {self.device}: use --device cpu",
+                reason="TENSOR_PARALLEL",
+            )
         if settings.invariant and self.backend != "cpu":
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
         self.invariant = False
@@ -63,13 +71,19 @@ class ModelEngine:
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """See Engine."""
-        self._loaded = model_loading.load(self._settings, self._device, self.backend, progress)
+        self._loaded = model_loading.load(self._settings, self._device, self.backend, progress, self._ranks)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
-        self._adapters = Adapters(self._loaded.model.adapter_layers, limits, self._device.free_bytes)
+        model, shard = self._loaded.model, self._loaded.shard
+        self._adapters = Adapters(model.adapter_layers, limits, self._device.free_bytes, shard)
         # Here rather than with the cache: its thread reads the tokenizer while `profile` runs, so the first
         # request does not wait.
-        self._masks = GrammarMasks.of_bundle(self._loaded.bundle, MaskBudget(self._settings.mask_budget_ms))
+        self._masks = GrammarMasks.of_bundle(self._loaded.bundle, MaskBudget(self._mask_budget_ms))
         return self._loaded.limits
+
+    @property
+    def _mask_budget_ms(self) -> float:
+        """Without end in a group: measured times differ between ranks, and their rows must be alike."""
+        return self._settings.mask_budget_ms if self._ranks.size == 1 else math.inf
 
     def bundle(self) -> bytes:
         """See Engine."""
@@ -99,7 +113,7 @@ class ModelEngine:
         return memory.profile_response(budget, counts, loaded.limits.max_model_len)
 
     def _settle_row_rule(self, loaded: LoadedModel, max_num_batched_tokens: int) -> None:
-        rule = profile.settle_row_rule(loaded, max_num_batched_tokens)
+        rule = profile.settle_row_rule(loaded, max_num_batched_tokens, self._ranks)
         if rule is None and self._settings.invariant:
             raise ConfigError(
                 "on this CPU the model's results depend on the batch at any padding: start the worker without --invariant, "
@@ -170,6 +184,10 @@ class ModelEngine:
             raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")
         with device_errors():
             return self._runner.launch(outputs)
+
+    def state_digest(self, outputs: worker_pb2.SchedulerOutputs) -> int:
+        """Checksum of the rows, and after a step that changed some of their block tables, as `launch(outputs)` left them."""
+        return 0 if self._rows is None else rows_digest(self._rows, outputs)
 
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """See Engine."""

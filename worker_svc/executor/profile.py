@@ -4,9 +4,11 @@ Both use dummy tokens in a scratch cache, which is discarded. How many
 blocks fit beside that step is counted in `model/memory`.
 """
 
+import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.fused.recorded_steps import most_rows
 from worker_svc.model.input_batch import model_inputs, without_lengths
 from worker_svc.model.loading import LoadedModel
+from worker_svc.ranks.member import ALONE, RankPlace
 from worker_svc.sampling.sampler import SamplingRows, rows_at_once, sample
 
 log = logging.getLogger(__name__)
@@ -82,12 +85,28 @@ def _most_blocks(loaded: LoadedModel) -> int:
     return -(-loaded.limits.max_model_len // loaded.shape.block_size)
 
 
-def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int) -> RowRule | None:
-    """The row rule that makes this model batch invariant on this processor; None if there is none."""
+def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int, ranks: RankPlace = ALONE) -> RowRule | None:
+    """The row rule that makes this model batch invariant on this processor; None if there is none.
+
+    The same on all ranks of a group, whatever each has measured: they must pad rows alike.
+    """
     if not loaded.kernels.invariant:
         return None
-    rule = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
+    with loaded.model.computed_alone():
+        measured = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
+    rule = _agreed(measured, ranks)
     return rule if rule is not None and _keeps(loaded, rule) else None
+
+
+def _agreed(measured: RowRule | None, ranks: RankPlace) -> RowRule | None:
+    """The rule that satisfies what every rank has measured. Widths of element-wise functions are equal on all."""
+    own = None if measured is None else (measured.minimum, measured.multiple, measured.maximum)
+    rule = measured
+    for found in ranks.exchange(json.dumps(own).encode()):
+        other = json.loads(found)
+        joined = None if rule is None or other is None else rule.joined(RowRule(*other))
+        rule = None if rule is None or joined is None else replace(joined, elementwise=rule.elementwise)
+    return rule
 
 
 def _keeps(loaded: LoadedModel, rule: RowRule) -> bool:

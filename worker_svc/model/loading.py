@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from paged_kernels.backend import CacheShape, KernelBackend, scale_bytes
 from paged_kernels.decoder import DecoderKernels
 from paged_kernels.quantized import FLOAT8, quantized
+from paged_kernels.ranks import RankSums
 from paged_kernels.registry import (
     GreedyKernel,
     attention_limits,
@@ -34,6 +35,8 @@ from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
 from worker_svc.model.row_model import RowModel
+from worker_svc.model.sharding.shards import WHOLE, Shard, sharded
+from worker_svc.ranks.member import ALONE, RankPlace
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
 
@@ -61,6 +64,7 @@ class LoadedModel:
     kernels: KernelBackend
     draws: sampler.TokenDraws
     greedy: GreedyKernel
+    shard: Shard = WHOLE
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
         """Allocate a zeroed cache of the model's shape."""
@@ -136,26 +140,33 @@ def choose_backend(settings: WorkerSettings, device: Device) -> str:
     return "cpu" if device is HOST else "cuda"
 
 
-def load(settings: WorkerSettings, device: Device, backend: str, progress: Progress) -> LoadedModel:
-    """Load the checkpoint. Raises ConfigError saying what is wrong with it and what to do."""
-    torch.set_num_threads(settings.num_threads or container.num_compute_threads())
+def load(
+    settings: WorkerSettings, device: Device, backend: str, progress: Progress, ranks: RankPlace = ALONE
+) -> LoadedModel:
+    """Load the checkpoint, or this rank's part of it. Raises ConfigError saying what is wrong with it and what to do."""
+    torch.set_num_threads(settings.num_threads or max(1, container.num_compute_threads() // ranks.num_on_host))
     device.use()
     log.info("--device %s: the model runs on %s with the backend %s", settings.device, device.describe(), backend)
     progress("checkpoint", 0.0)
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
+    found, shard = sharded(found, cls, ranks.rank, ranks.size)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = _make_kernels(settings, device, backend, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
+    sums = ranks.sums_with(kernels)
     fast = decoder_kernels(kernels) if settings.fuse else None
     dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
     late = _late_weights(found, cls, device, dtype, fast)
     memory.check_weights(found.loaded_bytes(dtype, late), device.free_bytes(), str(device.torch_device))
-    cache = None if fast is None else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
+    # One rank might find its part, and another not: ranks must take the same steps.
+    cache = (
+        None if fast is None or sums is not None else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
+    )
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
@@ -170,10 +181,12 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
-    model = RowModel(loaded, kernels)
+    ranks.agree("the checkpoint's digest", found.digest())
+    model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums)
     calls = model.probe(max_model_len)
-    sizes = {"block_size": settings.block_size, "max_model_len": max_model_len}
-    shape = architecture.check_calls(loaded, found.text_config, calls, **sizes)
+    shape = architecture.check_calls(
+        loaded, found.text_config, calls, block_size=settings.block_size, max_model_len=max_model_len
+    )
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     taken = attention_limits(kernels)
@@ -182,7 +195,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
     if fast is not None:
         fuse_tried(
             model,
-            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late)),
+            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late), sums, model.head_of),
             found.text_config.vocab_size,
         )
         if cache is not None and model.is_fused and not packs:
@@ -204,6 +217,7 @@ def load(settings: WorkerSettings, device: Device, backend: str, progress: Progr
         kernels=kernels,
         draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
         greedy=greedy_kernel(kernels) or sampler.greedy,
+        shard=shard,
     )
 
 
@@ -225,6 +239,17 @@ def _refused_attention(name: str, problem: str) -> ConfigError:
     return ConfigError(
         f"--attention-backend {name} {problem}: use --attention-backend auto", reason="ATTENTION_UNSUPPORTED"
     )
+
+
+def _joined_model(
+    model: RowModel, found: checkpoint.Checkpoint, shard: Shard, sums: RankSums | None
+) -> tuple[RowModel, Shard]:
+    """The model, with sums and logits joined over ranks if there are any, and this rank's parts."""
+    if sums is None:
+        return model, shard
+    # Quantized numbers of a checkpoint are found by the parameter that has them.
+    is_quantized = found.reader is not None and found.reader.is_quantized
+    return model, model.reduce(shard, sums, divides_head=not is_quantized)
 
 
 def _late_weights(

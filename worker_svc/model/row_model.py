@@ -5,7 +5,7 @@ sampling.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -13,15 +13,18 @@ from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
 from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps
+from paged_kernels.ranks import RankSums
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
-from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, fuse
+from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.input_batch import ModelInput
+from worker_svc.model.sharding.reductions import Reductions
+from worker_svc.model.sharding.shards import Shard
 
 _PROBE_TOKENS = 4
 
@@ -39,8 +42,28 @@ class RowModel:
         self._decode_program: DecodeProgram | None = None
         self._recorded: RecordedSteps | None = None
         self._hidden = _LastHidden(model)
+        self._reductions: Reductions | None = None
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
+
+    def reduce(self, shard: Shard, sums: RankSums, *, divides_head: bool) -> Shard:
+        """Join over ranks what this rank's modules compute a part of. Call it before `probe`.
+
+        `divides_head`: of the logits too, if the head divides. Returns the shard with its part.
+        """
+        self._reductions = Reductions(self._model, shard, sums)
+        if divides_head:
+            self._reductions.divide_head(self._model)
+        return self._reductions.shard
+
+    @property
+    def head_of(self) -> HeadOf:
+        """For `Fusing`."""
+        return whole_head if self._reductions is None else self._reductions.head_of
+
+    def computed_alone(self) -> AbstractContextManager[None]:
+        """Inside the block, modules return this rank's part of a sum, and no other rank need call them."""
+        return nullcontext() if self._reductions is None else self._reductions.paused()
 
     @property
     def weight_bytes(self) -> int:

@@ -142,7 +142,7 @@ class OwnedSteps:
         self._meter.begin_epoch()
         self._grants = DecodeGrants()
         reset = self._thread.submit(self._lifecycle.engine.reset)
-        reset.add_done_callback(lambda done: self._lost(done.exception()) if done.exception() else None)
+        reset.add_done_callback(lambda done: self.lose_engine(done.exception()) if done.exception() else None)
 
     def _welcome(self, *, resumed: bool) -> worker_pb2.WorkerOutputs:
         limits = self._lifecycle.limits
@@ -220,7 +220,7 @@ class OwnedSteps:
 
     def _finished(self, future: "asyncio.Future[_Done | None]") -> None:
         if future.exception() is not None:
-            self._lost(future.exception())
+            self.lose_engine(future.exception())
             return
         done = future.result()
         if done is None or not self._ownership.record(done.result.epoch, done.result.step_id, done.result):
@@ -243,7 +243,7 @@ class OwnedSteps:
             # A telemetry error must not fail a step.
             log.exception("no spans for step %d", done.result.step_id)
 
-    def _lost(self, error: BaseException | None) -> None:
+    def lose_engine(self, error: BaseException | None) -> None:
         """End the worker once: answered results are sent, then the stream ends with the reason, then the process."""
         if self._lifecycle.state == FAILED:
             return

@@ -3,6 +3,10 @@
 // Each operator's work is cut into shares that threads take dynamically; the next operator starts when all
 // are done. Products with integers first round their rows, in shares too.
 //
+// The ranks of a group run the same list on parts of the weights; REDUCE adds up what they computed, and
+// GATHER joins logits of parts of the vocabulary. If the group has ended, both leave rows as they are, and the rest of
+// the list computes with these.
+//
 // A list may begin with the lookup of token ids and end with the choice of the next ones.
 #pragma once
 
@@ -15,11 +19,12 @@
 #include "integers.h"
 #include "parallel.h"
 #include "products.h"
+#include "ranks.h"
 #include "rows.h"
 
 namespace quire {
 
-enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7 };
+enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7, REDUCE = 8, GATHER = 9 };
 enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2, FLOAT8 = 3 };
 
 }  // namespace quire
@@ -27,13 +32,13 @@ enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2, FLOAT8 = 3 };
 // One operator, filled in by Python (cpu_decoder.py). Pointers that an operator does not use are null.
 extern "C" struct QuireOperator {
   int32_t kind, in, out, adds;           // buffers; adds: add to the contents of `out`
-  int32_t columns, depth;                // LINEAR, GATED, HEAD: of the weights; CHOOSE: of the logits
+  int32_t columns, depth;                // LINEAR, GATED, HEAD: of the weights; GATHER: of a rank's; CHOOSE: of the logits
   int32_t activation, one_plus;          // GATED; NORM, PLACE
-  int32_t layer, window;                 // PLACE, ATTEND
+  int32_t layer, window;                 // PLACE, ATTEND; HEAD: first column in the logits, and how many these have
   float eps, scale, softcap;             // NORM, PLACE; ATTEND, EMBED; ATTEND
   int32_t rotary;                        // PLACE: elements of a head that are rotated
   const void *weights, *bias;            // LINEAR, HEAD, GATED (the gate's); NORM; PLACE: norm of queries, of keys;
-                                         // EMBED: table [tokens, width]
+                                         // EMBED: table [tokens, width]; REDUCE, GATHER: the QuireRanks, not constant
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
@@ -71,8 +76,15 @@ class Decoder {
       : operators_(operators), count_(count), step_(step), shares_(new Shares[count]), roundings_(new Shares[count]),
         rounded_(new char[most_rounded(operators, count, step.tokens)]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
+        first_piece_(new int64_t[count]),
         places_{step.tables, step.table_stride, step.sequences, step.positions, step.slots, step.tokens},
-        tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {}
+        tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {
+    for (int i = 0; i < count; ++i)
+      if (operators[i].kind == REDUCE || operators[i].kind == GATHER) {
+        first_piece_[i] = ranks(operators[i])->next;
+        ranks(operators[i])->next += num_shares(operators[i]);
+      }
+  }
 
   void run() {
     Bell bell;
@@ -106,6 +118,8 @@ class Decoder {
     return {static_cast<const char*>(op.second), of(op.second_bias), op.columns, op.depth, groups(op)};
   }
 
+  static QuireRanks* ranks(const QuireOperator& op) { return static_cast<QuireRanks*>(const_cast<void*>(op.weights)); }
+
   static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED || op.kind == HEAD; }
 
   static bool is_rounded(const QuireOperator& op) { return is_product(op) && (op.stored == INT8 || op.stored == INT4); }
@@ -132,6 +146,8 @@ class Decoder {
     switch (op.kind) {
       case LINEAR: case GATED: case HEAD: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
       case CHOOSE: return step_.tokens;
+      case REDUCE: return RankMemory::pieces<E>(step_.tokens * step_.widths[op.in]);
+      case GATHER: return step_.tokens * RankMemory::pieces<Float32>(op.columns);
       case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
       default: return row_shares();
     }
@@ -142,6 +158,8 @@ class Decoder {
       case LINEAR: case GATED: case HEAD: return multiply(op, share);
       case ATTEND: return attend_share(op, share, scratch);
       case CHOOSE: return choose_next(op, share);
+      case REDUCE: return reduce(op, share);
+      case GATHER: return gather(op, share);
     }
     const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
     for (int64_t row = begin; row < end; ++row) {
@@ -166,7 +184,7 @@ class Decoder {
     if (op.kind == GATED)
       gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next);
     else if (op.kind == HEAD)
-      linear_share(weights<Form>(op), in, logits(0, op.columns), op.columns, step_.tokens, false, share, next);
+      linear_share(weights<Form>(op), in, logits(0, op.window) + op.layer, op.window, step_.tokens, false, share, next);
     else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next);
   }
 
@@ -188,6 +206,19 @@ class Decoder {
     const Choice choice = choose(logits(row, op.columns), op.columns);
     step_.token_ids[row] = int32_t(choice.place);
     step_.finite[row] = choice.is_finite;
+  }
+
+  void reduce(const QuireOperator& op, int64_t share) const {
+    const int64_t begin = share * RankMemory::piece<E>(), all = step_.tokens * step_.widths[op.in];
+    RankMemory(*ranks(op)).sum<E>(first_piece_[&op - operators_] + share, buffer(op.in) + begin, buffer(op.out) + begin,
+                                  std::min(RankMemory::piece<E>(), all - begin), op.adds != 0);
+  }
+
+  void gather(const QuireOperator& op, int64_t share) const {
+    const int64_t pieces = RankMemory::pieces<Float32>(op.columns), begin = share % pieces * RankMemory::piece<Float32>();
+    Float32* row = logits(share / pieces, int64_t(op.columns) * ranks(op)->size);
+    RankMemory(*ranks(op)).gather(first_piece_[&op - operators_] + share, row + begin, size_t(op.columns),
+                                  std::min(RankMemory::piece<Float32>(), op.columns - begin));
   }
 
   void embed_row(const QuireOperator& op, int64_t row) const {
@@ -267,6 +298,7 @@ class Decoder {
   std::unique_ptr<Shares[]> shares_, roundings_;
   std::unique_ptr<char[]> rounded_;  // the rows of the product that is computed
   const Shape shape_;
+  std::unique_ptr<int64_t[]> first_piece_;  // of each REDUCE and GATHER
   const Places places_;
   const std::vector<Tile> tiles_;
   const bool by_head_;  // few tiles: heads are divided among threads too

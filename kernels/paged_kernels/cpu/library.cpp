@@ -153,6 +153,47 @@ QUIRE_DECODER(bfloat16_int8, BFloat16, Int8)
 QUIRE_DECODER(float32_float8, Float32, Float8)
 QUIRE_DECODER(bfloat16_float8, BFloat16, Float8)
 
+// `values` [count] become the sums of all ranks' values.
+#define QUIRE_ALL_REDUCE(NAME, E)                                                                                      \
+  extern "C" void quire_all_reduce_##NAME(QuireRanks* ranks, void* values, int64_t count, int threads) {               \
+    const int64_t first = ranks->next, pieces = RankMemory::pieces<E>(count);                                          \
+    ranks->next += pieces;                                                                                             \
+    share_out<Nothing>(pieces, threads, [=](int64_t piece, Nothing) {                                                  \
+      const int64_t begin = piece * RankMemory::piece<E>();                                                            \
+      E* at = (E*)values + begin;                                                                                      \
+      RankMemory(*ranks).sum<E>(first + piece, at, at, std::min(RankMemory::piece<E>(), count - begin), false);        \
+    });                                                                                                                \
+  }
+
+// `out` [rows, ranks, columns]: all ranks' values; this rank's are there already.
+#define QUIRE_ALL_GATHER(NAME, E)                                                                                      \
+  extern "C" void quire_all_gather_##NAME(QuireRanks* ranks, void* out, int64_t rows, int64_t columns, int threads) {  \
+    const int64_t first = ranks->next, pieces = RankMemory::pieces<E>(columns);                                        \
+    ranks->next += rows * pieces;                                                                                      \
+    share_out<Nothing>(rows * pieces, threads, [=](int64_t share, Nothing) {                                           \
+      const int64_t begin = share % pieces * RankMemory::piece<E>();                                                   \
+      E* row = (E*)out + share / pieces * columns * ranks->size;                                                       \
+      RankMemory(*ranks).gather(first + share, row + begin, size_t(columns),                                           \
+                                std::min(RankMemory::piece<E>(), columns - begin));                                    \
+    });                                                                                                                \
+  }
+
+QUIRE_ALL_GATHER(float32, Float32)
+QUIRE_ALL_GATHER(bfloat16, BFloat16)
+QUIRE_ALL_GATHER(float16, Float16)
+QUIRE_ALL_REDUCE(float32, Float32)
+QUIRE_ALL_REDUCE(bfloat16, BFloat16)
+QUIRE_ALL_REDUCE(float16, Float16)
+
+// Bytes of the memory, zero at first, of a group of so many ranks.
+extern "C" int64_t quire_ranks_bytes(int ranks) { return RankMemory::bytes(ranks); }
+
+// An Ending; all waits of the group end. Returns the first one that was given; 0 only asks.
+extern "C" int quire_ranks_end(const QuireRanks* ranks, int why) {
+  if (why) RankMemory(*ranks).end(Ending(why));
+  return RankMemory(*ranks).ended();
+}
+
 // `numbers` [columns, depth], int8 or E4M3; `scales`, `offsets` [columns, groups], `offsets` null if there are none.
 extern "C" void quire_pack_integers(const void* numbers, const float* scales, const float* offsets, void* packed,
                                     int columns, int depth, int stored, int group, int half, int threads) {
@@ -181,4 +222,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 10; }
+extern "C" int quire_kernels_abi() { return 11; }

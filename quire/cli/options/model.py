@@ -7,7 +7,7 @@ import typer
 from quire.cli.options.settings import options_of
 from worker_svc.settings import WorkerSettings, option_of
 
-_MODEL, _MEMORY = "Model", "Memory"
+_MODEL, _MEMORY, _RANKS = "Model", "Memory", "Ranks"
 
 Model = Annotated[
     str | None,
@@ -53,6 +53,12 @@ loading = options_of(
 )
 adapter_limits = options_of(
     WorkerSettings, spelled=option_of, panels={_MODEL: ("max_adapters", "max_adapter_rank", "mask_budget_ms")}
+)
+tensor_parallel = options_of(WorkerSettings, spelled=option_of, panels={_RANKS: ("tensor_parallel", "rank_timeout_s")})
+membership = options_of(
+    WorkerSettings,
+    spelled=option_of,
+    panels={_RANKS: ("tensor_parallel", "rank", "leader", "group_port", "rank_timeout_s")},
 )
 memory = options_of(
     WorkerSettings,

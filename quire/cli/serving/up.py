@@ -32,6 +32,7 @@ from quire.settings import option_name, settings_of
 from quire.sizes import parse_size
 from scheduler_svc.adapter_names import adapter_paths
 from scheduler_svc.settings import SchedulerSettings
+from svc_common.errors import ConfigError
 from svc_common.observability.log_format import LogFormat
 from worker_svc.settings import option_of
 
@@ -66,7 +67,13 @@ _limits = options_of(
 
 @app.command()
 @gathers(
-    loading=m.loading, adapter_limits=m.adapter_limits, memory=m.memory, steps=sch.steps, chats=parsers, limits=_limits
+    loading=m.loading,
+    adapter_limits=m.adapter_limits,
+    memory=m.memory,
+    ranks=m.tensor_parallel,
+    steps=sch.steps,
+    chats=parsers,
+    limits=_limits,
 )
 def up(
     *,
@@ -87,6 +94,7 @@ def up(
         ),
     ] = 1,
     memory: dict[str, Any],
+    ranks: dict[str, Any],
     policy: sch.Policy = "quire",
     policy_set: sch.PolicySet = None,
     steps: dict[str, Any],
@@ -126,12 +134,18 @@ def up(
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]    another scheduler
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               with a LoRA adapter
       [bold]quire up --workers 3[/bold]                                three workers under one scheduler
+      [bold]quire up --tensor-parallel 2[/bold]                        a worker of two processes
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  any free ports
     """
     extras.require("quire up", *extras.services(simulated=simulated))
     found = None if simulated else checkpoint_folder(model, revision)
-    worker = loading | adapter_limits | memory
+    tensor_parallel = ranks.pop("tensor_parallel", 1)
+    worker = loading | adapter_limits | memory | ranks
+    if simulated and tensor_parallel > 1:
+        raise ConfigError(
+            "--simulated excludes --tensor-parallel: a simulated worker has one rank", reason="INVALID_SETTING"
+        )
     if found is not None:
         worker.setdefault("served_model_name", found.name)
     shared = [] if reflection else ["--no-reflection"]
@@ -139,6 +153,7 @@ def up(
         model=found.path if found else None,
         simulated=simulated,
         workers=workers,
+        tensor_parallel=tensor_parallel,
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,

@@ -19,9 +19,10 @@ def run(
     *,
     stop_with_stdin: bool,
     log_form: LogFormat,
+    rank: int = 0,
 ) -> None:
-    """Run `serve` (of worker_svc.app) with these settings until it is stopped."""
-    places: dict[str, str] = {}
+    """Run `serve` (of worker_svc.app) with these settings until it is stopped. `rank`: in its group."""
+    places: dict[str, str] = {"rank": str(rank)} if rank else {}
     is_busy = threading.Event()
     watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
     if log_form is LogFormat.JSON:

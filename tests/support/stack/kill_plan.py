@@ -38,19 +38,19 @@ class Killer:
         """How often each moment was hit."""
         return Counter(hit.partition(":")[0] for hit in self.hits)
 
-    def arm(self, moment: str) -> None:
-        """From now on."""
-        (self._folder / "arming").write_text(moment)
+    def arm(self, moment: str, rank: int = 0) -> None:
+        """From now on, for a worker's process of that rank."""
+        (self._folder / "arming").write_text(f"{moment}@{rank}")
         (self._folder / "arming").rename(self._folder / "armed")
 
     def disarm(self) -> None:
         """No longer."""
         (self._folder / "armed").unlink()
 
-    def end_at(self, moment: str, readings: Readings) -> None:
+    def end_at(self, moment: str, readings: Readings, rank: int = 0) -> None:
         """Returns when the worker is about to end at the moment. AssertionError where that does not come; what ended a stream."""
         num_hits = len(self.hits)
-        self.arm(moment)
+        self.arm(moment, rank)
         deadline = time.monotonic() + _HIT_S
         while len(self.hits) == num_hits:
             readings.check()

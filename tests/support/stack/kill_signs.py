@@ -1,10 +1,12 @@
 """What test and worker tell each other through a folder about how the worker is to end, and has ended. No torch.
 
-The folder named by $QUIRE_TEST_KILLS holds `armed`, the moment at which a worker is to end next (no file: none), and `hits`, to
-which it writes a line just before. `kill_plan` arms it; moments of a real worker's steps are in `kill_moments`.
+The folder named by $QUIRE_TEST_KILLS holds `armed`, the moment at which a worker is to end next, with "@R" for rank R of a
+group (no file: none), and `hits`, to which it writes a line just before. `kill_plan` arms it; moments of a real worker's
+steps are in `kill_moments`.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,16 +29,17 @@ POISON_TOKEN = 97
 class Signs:
     """The worker's side."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, rank: str = "0") -> None:
+        self._folder, self._rank = folder, rank
 
     @property
     def armed(self) -> str:
-        """The moment that is armed; empty: none."""
+        """The moment that is armed for this rank; empty: none."""
         try:
-            return (self._folder / "armed").read_text()
+            moment, _, rank = (self._folder / "armed").read_text().partition("@")
         except FileNotFoundError:
             return ""
+        return moment if (rank or "0") == self._rank else ""
 
     def note(self, moment: str, detail: str) -> None:
         """It has come, and is disarmed unless it lasts."""
@@ -61,7 +64,8 @@ class Signs:
 
 def signs() -> Signs:
     """Of this process."""
-    return Signs(Path(os.environ[FOLDER_VARIABLE]))
+    rank = sys.argv[sys.argv.index("--rank") + 1] if "--rank" in sys.argv else "0"
+    return Signs(Path(os.environ[FOLDER_VARIABLE]), rank)
 
 
 def watch_simulated() -> None:

@@ -1,7 +1,7 @@
 """A decoder run as a program: replaces the decoder's own forward pass wherever its modules need not be called."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +19,14 @@ from paged_kernels.decoder import (
     DecodeRun,
     Embed,
     FixedSteps,
+    Gather,
     Head,
     PackedWeights,
     PreparedProgram,
     Program,
 )
 from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.operators import program_of
@@ -117,6 +119,15 @@ class FusedDecoder:
         return stream
 
 
+HeadOf = Callable[[PackedWeights], tuple[Head, *tuple[Gather, ...]]]
+"""The operators from last hidden states to the logits of the whole vocabulary."""
+
+
+def whole_head(weights: PackedWeights) -> tuple[Head]:
+    """The `HeadOf` of a model in one process."""
+    return (Head(weights),)
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramForm:
     """A decoder's program, and what prepares it."""
@@ -125,13 +136,16 @@ class ProgramForm:
     program: Program
     cache_dtype: torch.dtype
 
+    head_of: HeadOf
+
     def prepared(self) -> PreparedProgram:
         """The decoder alone."""
         return self.kernels.prepare(self.program, self.cache_dtype)
 
     def decoding(self, embed: Embed, head: PackedWeights) -> DecodeProgram | None:
         """The decoder between an embedding and a head, with the choice of the next tokens."""
-        operators = [embed, *self.program.operators, Head(head), Choose(head.columns)]
+        parts = self.head_of(head)
+        operators = [embed, *self.program.operators, *parts, Choose(parts[0].width or head.columns)]
         return self.kernels.prepare_decode(replace(self.program, operators=operators), self.cache_dtype)
 
     def fixed(
@@ -148,6 +162,7 @@ class Fusing:
 
     `calls`: from a probe, one per layer in order. `weight_of`: the form in which each module's weight is packed.
     `reads_late`: it reads weights, and modules that are not packed yet have none.
+    `sums`: over the ranks of a group, None without one. `head_of`: for a head that ranks divide.
     """
 
     kernels: DecoderKernels
@@ -157,6 +172,8 @@ class Fusing:
     max_model_len: int
     weight_of: WeightOf = plain_weight
     reads_late: bool = False
+    sums: RankSums | None = None
+    head_of: HeadOf = whole_head
 
     @property
     def is_quantized(self) -> bool:
@@ -187,8 +204,8 @@ def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> Fu
     if found is None:
         return None
     parts, entry = found
-    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of, pages)
-    form = ProgramForm(given.kernels, program, given.cache_dtype)
+    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of, pages, given.sums)
+    form = ProgramForm(given.kernels, program, given.cache_dtype, given.head_of)
     return FusedDecoder(decoder, parts.embedding, entry.scale, form)
 
 
@@ -208,4 +225,5 @@ def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | No
 def _suits(dtype: torch.dtype, given: Fusing) -> bool:
     same_heads = len({call.num_heads for call in given.calls}) == 1
     in_order = [call.layer for call in given.calls] == list(range(len(given.calls)))
-    return same_heads and in_order and given.kernels.runs(dtype, given.cache_dtype)
+    sums_fit = given.sums is None or given.sums.in_programs
+    return same_heads and in_order and sums_fit and given.kernels.runs(dtype, given.cache_dtype)

@@ -20,10 +20,12 @@ from paged_kernels.decoder import (
     Operator,
     PackedWeights,
     Program,
+    Reduce,
     RotateAndStore,
     Rows,
 )
 from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.fused.behaviour import NormForm
 from worker_svc.model.fused.packed_linear import (
@@ -33,6 +35,7 @@ from worker_svc.model.fused.packed_linear import (
     packed_together,
     part,
     plain_weight,
+    put_in_place,
     views,
 )
 from worker_svc.model.fused.parts import DecoderParts, LayerParts, Norms
@@ -47,15 +50,17 @@ def program_of(
     kernels: DecoderKernels,
     weight_of: WeightOf = plain_weight,
     pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
+    sums: RankSums | None = None,
 ) -> Program:
     """The operators of the whole decoder.
 
     `calls`: one per layer in order, from a probe. `pages`: of mapped checkpoints; those of packed weights are dropped.
+    `sums`: over the ranks of a group, where attention and gated part are a part of a sum.
     """
     packing = _Packing(kernels, weight_of, pages)
     operators: list[Operator] = []
     for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
-        operators += _layer(layer, angles, call, packing)
+        operators += _layer(layer, angles, call, packing, sums)
     operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
     heads, gated = _widths(operators)
     width = len(parts.last_norm.weight)
@@ -70,25 +75,31 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
     return heads, gated
 
 
-def _layer(layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing") -> Iterator[Operator]:
+def _layer(
+    layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
+) -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
     yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
     yield RotateAndStore(call.layer, angles.cosines, angles.sines, _head_norm(layer))
     yield Attend(call.layer, call.rule)
-    yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention)
+    yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention, sums)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
     gates = packing.packed(layer, layer.gates)
     half = gates.columns // 2
     yield Gated(Rows.NORMED, Rows.GATED, part(gates, 0, half), part(gates, half, half), layer.activation)
-    yield from _joining(Rows.GATED, packing.packed(layer, ("down_proj",)), layer.around_mlp)
+    yield from _joining(Rows.GATED, packing.packed(layer, ("down_proj",)), layer.around_mlp, sums)
 
 
-def _joining(source: Rows, weights: PackedWeights, norms: Norms) -> Iterator[Operator]:
-    """Add a part's result to the stream, through a norm where there is one."""
-    if norms.after is None:
+def _joining(source: Rows, weights: PackedWeights, norms: Norms, sums: RankSums | None) -> Iterator[Operator]:
+    """Add a part's result to the stream, summed over ranks, and through a norm where there is one."""
+    if norms.after is None and sums is None:
         yield Linear(source, Rows.STREAM, weights, adds=True)
-    else:
-        yield Linear(source, Rows.NORMED, weights)
+        return
+    yield Linear(source, Rows.NORMED, weights)
+    if sums is not None:
+        target = Rows.STREAM if norms.after is None else Rows.NORMED
+        yield Reduce(Rows.NORMED, target, sums, adds=norms.after is None)
+    if norms.after is not None:
         yield _norm(Rows.NORMED, Rows.STREAM, norms.after, adds=True)
 
 
@@ -121,7 +132,7 @@ class _Packing:
         made = views(self.kernels, whole, [linear.out_features for linear in linears])
         for name, linear, view in zip(names, linears, made, strict=True):
             owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
-            setattr(owner, name, view)
+            put_in_place(owner, name, view)
             self.pages.drop(linear.weight)
         return whole
 

@@ -54,6 +54,12 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, packed, {self.weights.form.stored}"
 
 
+def put_in_place(parent: nn.Module, name: str, module: PackedLinear) -> None:
+    """Replace the module `name` of `parent`; its forward hooks go on."""
+    module._forward_hooks.update(getattr(parent, name)._forward_hooks)
+    setattr(parent, name, module)
+
+
 def plain_weight(linear: nn.Linear) -> torch.Tensor:
     """The `WeightOf` that packs weights as they are."""
     return linear.weight
@@ -125,5 +131,5 @@ def pack_all(
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
                 weights = packed(kernels, weight_of(child), child.bias)
-                setattr(parent, name, PackedLinear(kernels, weights, wide=child is head))
+                put_in_place(parent, name, PackedLinear(kernels, weights, wide=child is head))
                 pages.drop(child.weight)

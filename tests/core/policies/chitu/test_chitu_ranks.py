@@ -5,7 +5,7 @@ import pytest
 from tests.support.core.task_builders import Share, Tasks, ids, shares
 
 
-class Ranks(Tasks):
+class RankPlace(Tasks):
     """Two ranks for four tasks, unless told otherwise."""
 
     def __init__(self, **knobs: object) -> None:
@@ -24,7 +24,7 @@ class Ranks(Tasks):
 @pytest.mark.parametrize(("max_reqs", "dp_size", "most"), [(4, 2, 2), (5, 2, 3), (3, 4, 1)])
 def test_each_rank_has_its_list(max_reqs: int, dp_size: int, most: int) -> None:
     """R188, R192: at most ceil(max_reqs / ranks) tasks in each, prefills and decodes."""
-    tasks = Ranks(max_reqs=max_reqs, dp_size=dp_size)
+    tasks = RankPlace(max_reqs=max_reqs, dp_size=dp_size)
     for i in range(15):
         tasks.add(f"t{i}", max_tokens=9)
     prefills, decodes = tasks.names(), tasks.names()
@@ -33,7 +33,7 @@ def test_each_rank_has_its_list(max_reqs: int, dp_size: int, most: int) -> None:
 
 def test_the_oldest_start_first() -> None:
     """R189: by the time the request began, ties as they came; scorers and priorities play no part."""
-    tasks = Ranks(scheduler_type="request_preset", max_reqs=2)
+    tasks = RankPlace(scheduler_type="request_preset", max_reqs=2)
     for name, arrival, priority in (("a", 3.0, 9), ("b", 1.0, 1), ("c", 1.0, 5), ("d", 2.0, 7)):
         tasks.add(name, arrival=arrival, priority=priority)
     assert tasks.names() == [["b"], ["c"]]
@@ -41,7 +41,7 @@ def test_the_oldest_start_first() -> None:
 
 def test_prefill_work_anywhere_idles_the_others() -> None:
     """R189: rank 1 has only decodes, and waits."""
-    tasks = Ranks()
+    tasks = RankPlace()
     tasks.add("a", max_tokens=9)
     tasks.add("b", max_tokens=9)
     assert tasks.names() == [["a"], ["b"]]
@@ -52,7 +52,7 @@ def test_prefill_work_anywhere_idles_the_others() -> None:
 
 def test_owners_are_probed_from_the_cursor_and_stay() -> None:
     """R190: the cursor moves on by one for each rank probed; a full rank is passed; the owner is for life."""
-    tasks = Ranks(dp_size=3, max_reqs=6)
+    tasks = RankPlace(dp_size=3, max_reqs=6)
     for name in "abcd":
         tasks.add(name, max_tokens=9)
     assert tasks.names() == [["a", "d"], ["b"], ["c"]] and tasks["cursor"] == 1
@@ -67,7 +67,7 @@ def test_owners_are_probed_from_the_cursor_and_stay() -> None:
 
 def test_with_no_rank_free_the_cursor_is_where_it_was() -> None:
     """R190: all are probed once, none has room."""
-    tasks = Ranks(max_reqs=2)
+    tasks = RankPlace(max_reqs=2)
     for name in "abc":
         tasks.add(name, max_tokens=9)
     tasks.step()
@@ -78,7 +78,7 @@ def test_with_no_rank_free_the_cursor_is_where_it_was() -> None:
 
 def test_the_chunk_is_shared_by_the_ranks() -> None:
     """R191: a share each, the remainder to rank 0; given in order."""
-    tasks = Ranks(dp_size=3, max_reqs=6, prefill_chunk_size=8)
+    tasks = RankPlace(dp_size=3, max_reqs=6, prefill_chunk_size=8)
     for i in range(6):
         tasks.add(f"t{i}", 3, max_tokens=9)
     assert tasks.lists() == [
@@ -91,7 +91,7 @@ def test_the_chunk_is_shared_by_the_ranks() -> None:
 
 def test_decodes_by_owner_when_there_is_no_prefill() -> None:
     """R193: in pool order; while warming up nothing runs instead."""
-    tasks = Ranks()
+    tasks = RankPlace()
     for name, arrival in (("a", 2.0), ("b", 1.0)):
         tasks.add(name, max_tokens=9, arrival=arrival)
     assert tasks.names() == [["b"], ["a"]]
@@ -103,7 +103,7 @@ def test_decodes_by_owner_when_there_is_no_prefill() -> None:
 
 def test_warming_up_may_last() -> None:
     """R193: no task is given up because nothing runs meanwhile."""
-    tasks = Ranks()
+    tasks = RankPlace()
     tasks.add("a", max_tokens=9)
     tasks.step()
     tasks.core.warm_up(on=True)
@@ -115,7 +115,7 @@ def test_warming_up_may_last() -> None:
 
 def test_every_rank_gets_a_plan() -> None:
     """R194: one for each, in order, empty ones too: a rank without work still takes part."""
-    tasks = Ranks(dp_size=3, max_reqs=3)
+    tasks = RankPlace(dp_size=3, max_reqs=3)
     tasks.add("a")
     tasks.plan()
     assert [(plan.lane, plan.is_empty) for plan in tasks.plans] == [(0, False), (1, True), (2, True)]
@@ -124,7 +124,7 @@ def test_every_rank_gets_a_plan() -> None:
 
 def test_the_collector_holds_one_step() -> None:
     """R195: lists are decided once for all ranks, and anew for the next step."""
-    tasks = Ranks(max_reqs=2)
+    tasks = RankPlace(max_reqs=2)
     tasks.add("a", max_tokens=3)
     tasks.add("b", max_tokens=2)
     assert tasks.names() == [["a"], ["b"]]
@@ -135,7 +135,7 @@ def test_the_collector_holds_one_step() -> None:
 
 def test_only_the_own_rank_is_told_to_forget() -> None:
     """R194: each worker hears of its own sequences."""
-    tasks = Ranks(max_reqs=2)
+    tasks = RankPlace(max_reqs=2)
     tasks.add("a", max_tokens=2)
     tasks.add("b", max_tokens=2)
     tasks.step()
@@ -146,7 +146,7 @@ def test_only_the_own_rank_is_told_to_forget() -> None:
 
 def test_ranks_have_blocks_of_their_own() -> None:
     """R190: block ids count from each rank's first; a task is taken where its whole life fits."""
-    tasks = Ranks(num_blocks=4, max_reqs=6)
+    tasks = RankPlace(num_blocks=4, max_reqs=6)
     for name in "abc":
         tasks.add(name, 8, max_tokens=9)
     assert tasks.names() == [["a"], ["b"]] and tasks.group("c").lane is None
