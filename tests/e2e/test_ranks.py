@@ -83,7 +83,8 @@ def kill_each(running: Supervised, killer: Killer, kills: tuple[tuple[str, int],
 
     num_requests, num_tokens = kill_requests.repeat(address, cases, expected_outputs, kill)
     pool, deaths = blocks(running.stack.admin_address)["gpu"], running.deaths[before:]
-    assert len(deaths) == 2 * len(kills), deaths  # the other rank of each group too
+    # The other rank of each group too; one that is back before its group has ended starts over once more.
+    assert len(deaths) >= 2 * len(kills), deaths
     assert pool["free"] == pool["total"]
     told = ", ".join(f"rank {rank} at {moment}" for moment, rank in kills)
     return f"kills of a rank, two ranks: {told}; {num_requests} requests, {num_tokens} tokens, 0 lost or changed"

@@ -19,6 +19,6 @@ def test_the_page_has_no_other_names() -> None:
     ours = {value for key, value in vars(names).items() if key.isupper()}
     attributes = {word for word in words("tracing.md") if word.startswith(("quire.", "gen_ai.")) and "=" not in word}
     free = {"quire.inference.v1.InferenceService/METHOD", "quire.label.NAME", "quire.NAME", "quire.step."}
-    numbers = {"quire.by", "quire.lost_tokens", "quire.why"}
+    numbers = {"quire.by", "quire.lost_tokens", "quire.source", "quire.why", "quire.worker"}
     unknown = {a for a in attributes - ours - free - numbers if not a.startswith(names.STEP_PREFIX)}
     assert sorted(unknown) == []

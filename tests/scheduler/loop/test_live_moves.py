@@ -67,7 +67,7 @@ class Workers:
 
 @contextlib.asynccontextmanager
 async def workers(
-    policy: str = "quire", *, make_first: Make | None = None, make_second: Make | None = None, **values: int
+    policy: str = "quire", *, make_first: Make | None = None, make_second: Make | None = None, **values: float
 ) -> AsyncIterator[Workers]:
     """`make_first`, `make_second`: engines that differ; `values`: of all workers."""
     async with contextlib.AsyncExitStack() as exits:
@@ -112,7 +112,7 @@ async def test_all_go_on_at_the_other_worker(policy: str) -> None:
 @run_async
 async def test_workers_that_cannot_exchange_blocks() -> None:
     """Their sequences are computed again, and streams go on with the same tokens."""
-    async with workers(make_second=OddLayout) as w:
+    async with workers(make_second=OddLayout, step_base_s=0.03) as w:
         handles = await w.gateway.submit_all(PROMPTS, max_tokens=NUM_TOKENS)
         for handle in handles:
             await w.gateway.tokens_of(handle, 5)

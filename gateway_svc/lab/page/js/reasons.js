@@ -28,6 +28,7 @@ const REASONS = {
   TENANT_SHARE: ["turn", "another tenant's request comes first"],
   MADE_ROOM: ["turn", "others were preempted for it; it starts next"],
   PREEMPTED: ["out", "preempted ({mode})"],
+  MOVED: ["run", "goes on at worker {worker}, which has its KV"],
   WORKER_LOST: ["out", "its worker was lost; it is computed again"],
   BEHIND: ["idle", "behind {head}: {head_reason}"],
   RUNNING: ["run", "runs"],
