@@ -1,6 +1,6 @@
-"""What attention of a backend takes. A worker refuses the rest when it starts, before it serves."""
+"""What attention of a backend takes, and its workspace. A worker refuses the rest when it starts, before it serves."""
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,31 @@ _ANY = 99
 ANY_LATER: Capability = (_ANY, 0)
 ANY_BLOCK_SIZE = range(1, 1025)
 """Those of WorkerSettings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Device memory that a library holds for good: `shared_bytes`, and `kind_bytes` for each kind of layer."""
+
+    shared_bytes: int
+    kind_bytes: int
+
+    def num_bytes(self, num_kinds: int) -> int:
+        """For a model whose layers have `num_kinds` different AttentionRules."""
+        return self.shared_bytes + num_kinds * self.kind_bytes
+
+
+WORKSPACES: Mapping[str, Workspace] = {
+    # For the parts of split sequences, as in SGLang: plan() raises if it is too small, so it is larger than the 128 MiB
+    # advised. A wrapper allocates the rest itself.
+    "flashinfer": Workspace(384 * 2**20, 8 * 2**20 + 4 * 32768),
+}
+"""By name of the attention backend; the others of this repository have none."""
+
+
+def workspace_of(name: str, num_kinds: int) -> int:
+    """Bytes that the attention backend `name` holds; 0 for those of other packages, which are measured when they run."""
+    return WORKSPACES[name].num_bytes(num_kinds) if name in WORKSPACES else 0
 
 
 def _name(dtype: torch.dtype) -> str:

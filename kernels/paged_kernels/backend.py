@@ -129,24 +129,21 @@ class KernelBackend(Protocol):
 
 
 class BlockMover(Protocol):
-    """Moves whole blocks between [num_layers, 2, num_blocks, block_elements] pools, all layers at once.
+    """Moves whole blocks of [num_layers, 2, num_blocks, block_elements] pools, all layers at once. Stateless.
 
-    Stateless.
-
-    A move reads the pools as they were before it. On a device the current stream orders moves; moves from and
-    to pinned memory are asynchronous.
+    On a device the current stream orders moves.
     """
 
     def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (source, destination) blocks within `pool`."""
+        """Copy (source, destination) blocks within `pool`; all pairs read the state before the call."""
         ...
 
-    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (host block, device block) pairs to the device."""
+    def gather(self, pool: torch.Tensor, ids: torch.Tensor, staged: torch.Tensor) -> None:
+        """Copy blocks `ids` to `staged` [n, num_layers, 2, block_elements], contiguous. `ids`: int64 [n], on the pool's device."""
         ...
 
-    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (device block, host block) pairs to the host."""
+    def scatter(self, staged: torch.Tensor, pool: torch.Tensor, ids: torch.Tensor) -> None:
+        """Copy `staged` to blocks `ids`, which are distinct: the reverse of `gather`."""
         ...
 
 
@@ -157,13 +154,13 @@ class TorchBlocks:
         """See BlockMover."""
         copy_blocks(pool, pairs)
 
-    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
+    def gather(self, pool: torch.Tensor, ids: torch.Tensor, staged: torch.Tensor) -> None:
         """See BlockMover."""
-        swap_blocks(host_pool, device_pool, pairs)
+        staged.copy_(pool[:, :, ids].permute(2, 0, 1, 3))
 
-    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
+    def scatter(self, staged: torch.Tensor, pool: torch.Tensor, ids: torch.Tensor) -> None:
         """See BlockMover."""
-        swap_blocks(device_pool, host_pool, pairs)
+        pool[:, :, ids] = staged.permute(1, 2, 0, 3)
 
 
 TORCH_BLOCKS = TorchBlocks()
@@ -172,22 +169,12 @@ TORCH_BLOCKS = TorchBlocks()
 def copy_blocks(pool: torch.Tensor, pairs: Pairs) -> None:
     """Copy (source, destination) blocks within `pool` over all layers; all pairs read the previous state."""
     if pairs:
-        source, destination = _indexes(pairs, pool.device)
-        pool[:, :, destination] = pool[:, :, source]
+        columns = torch.tensor(pairs, dtype=torch.int64, device=pool.device)
+        pool[:, :, columns[:, 1]] = pool[:, :, columns[:, 0]]
 
 
 def swap_blocks(source_pool: torch.Tensor, destination_pool: torch.Tensor, pairs: Pairs) -> None:
-    """Copy (block of `source_pool`, block of `destination_pool`) pairs over all layers, across devices."""
-    if source_pool.device.type == destination_pool.device.type == "cpu":
-        # Block by block: gathering them first takes three times as long.
-        for source_id, destination_id in pairs:
-            destination_pool[:, :, destination_id].copy_(source_pool[:, :, source_id])
-    elif pairs:
-        source, _ = _indexes(pairs, source_pool.device)
-        _, destination = _indexes(pairs, destination_pool.device)
-        destination_pool[:, :, destination] = source_pool[:, :, source].to(destination_pool.device)
-
-
-def _indexes(pairs: Pairs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    columns = torch.tensor(pairs, dtype=torch.int64, device=device)
-    return columns[:, 0], columns[:, 1]
+    """Copy (block of `source_pool`, block of `destination_pool`) pairs over all layers; both are in host memory."""
+    # Block by block: gathering them first takes three times as long.
+    for source_id, destination_id in pairs:
+        destination_pool[:, :, destination_id].copy_(source_pool[:, :, source_id])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from quire_tools.plan.model_sizes import ModelSizes
 from svc_common.errors import ConfigError
 from worker_svc.model import memory
+from worker_svc.model.swaps import staging_bytes
 
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
 """Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
@@ -24,7 +25,7 @@ class MemoryQuestion:
 
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
     it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
-    largest step.
+    largest step. `workspace_bytes`: of an attention library.
     """
 
     on_cuda: bool
@@ -37,6 +38,7 @@ class MemoryQuestion:
     utilization: float
     num_gpu_blocks_override: int | None = None
     free_bytes: int | None = None
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         block_bytes=block_bytes,
         weight_bytes=sizes.weight_bytes,
         activation_bytes=activation,
+        workspace_bytes=question.workspace_bytes,
+        staging_bytes=staging_bytes(block_bytes, question.swap_bytes) if question.on_cuda else 0,
         swap_bytes=question.swap_bytes,
         total_bytes=question.memory_bytes,
         utilization=question.utilization,
@@ -119,7 +123,7 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
     return MemoryPlan(
         sizes=sizes,
         question=question,
-        parts=_parts(sizes, question, activation, counts.num_gpu_blocks * block_bytes),
+        parts=_parts(budget, question, counts.num_gpu_blocks * block_bytes),
         block_bytes=block_bytes,
         num_gpu_blocks=counts.num_gpu_blocks,
         num_cpu_blocks=counts.num_cpu_blocks,
@@ -144,16 +148,21 @@ def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str
 
 
 def _free_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int | None:
-    """Free GPU memory after CUDA and the weights are loaded; None for a CPU."""
+    """Free GPU memory once CUDA, the weights and the workspace are there; None for a CPU."""
     if not question.on_cuda:
         return None
     free = question.memory_bytes - _CUDA_CONTEXT_BYTES if question.free_bytes is None else question.free_bytes
-    return max(0, free - sizes.weight_bytes)
+    return max(0, free - sizes.weight_bytes - question.workspace_bytes)
 
 
-def _parts(sizes: ModelSizes, question: MemoryQuestion, activation: int, cache: int) -> tuple[MemoryPart, ...]:
-    parts = [MemoryPart("weights", sizes.weight_bytes), MemoryPart("largest step", activation, is_estimate=True)]
+def _parts(budget: memory.MemoryBudget, question: MemoryQuestion, cache: int) -> tuple[MemoryPart, ...]:
+    parts = [
+        MemoryPart("weights", budget.weight_bytes),
+        MemoryPart("largest step", budget.activation_bytes, is_estimate=True),
+    ]
     if question.on_cuda:
+        parts.append(MemoryPart("attention's workspace", budget.workspace_bytes))
+        parts.append(MemoryPart("buffers of swaps", budget.staging_bytes))
         parts.append(MemoryPart("CUDA itself", _CUDA_CONTEXT_BYTES, is_estimate=True))
     parts.append(MemoryPart("KV cache", cache))
     if not question.on_cuda:

@@ -44,7 +44,8 @@ class ModelSizes:
     `loaded_bytes`: of the weights in the compute type; `weight_bytes`: of those that are kept, which
     `--quantization` and quantized checkpoints make smaller; `tied_head_bytes`: of a head tied to the embedding,
     of which a CPU keeps a packed copy; `file_bytes`: of the weight files, None if not all are here;
-    `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head.
+    `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
+    `num_attention_kinds`: different rules of attention among the layers.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelSizes:
     intermediate_size: int
     vocab_size: int
     max_model_len: int
+    num_attention_kinds: int = 1
 
 
 def model_sizes(
@@ -100,7 +102,7 @@ def model_sizes(
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
-    shape = _cache_shape(model, config, longest)
+    shape, num_kinds = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
@@ -126,6 +128,7 @@ def model_sizes(
         ),
         vocab_size=int(config.vocab_size),
         max_model_len=longest,
+        num_attention_kinds=num_kinds,
     )
 
 
@@ -189,8 +192,8 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:
-    """Shape of the cache, observed by the worker's own probe of the model's attention calls.
+def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int]:
+    """Shape of the cache and number of attention rules, observed by the worker's own probe of the model's attention calls.
 
     Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
     experts), which meta tensors lack, uses the configuration.
@@ -203,5 +206,6 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> CacheShape:
         heads = int(config.num_attention_heads)
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-        return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim)
-    return architecture.check_calls(model, config, calls, block_size=_BLOCK_SIZE, max_model_len=max_model_len)
+        return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim), len({*(getattr(config, "layer_types", None) or [""])})
+    shape = architecture.check_calls(model, config, calls, block_size=_BLOCK_SIZE, max_model_len=max_model_len)
+    return shape, len({call.rule for call in calls})

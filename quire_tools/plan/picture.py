@@ -12,10 +12,14 @@ from quire.sizes import size_text
 from quire_tools.plan.fits import MemoryPlan
 
 _COLOURS = {
-    "weights": "blue", "largest step": "magenta", "CUDA itself": "yellow", "KV cache": "green", "swap space": "cyan",
-    "free": "bright_black",
+    "weights": "blue", "largest step": "magenta", "attention's workspace": "red", "buffers of swaps": "cyan",
+    "CUDA itself": "yellow", "KV cache": "green", "swap space": "cyan", "free": "bright_black",
 }  # fmt: skip
-_LETTERS = {"weights": "W", "largest step": "s", "CUDA itself": "c", "KV cache": "#", "swap space": "w", "free": "."}
+_LETTERS = {
+    "weights": "W", "largest step": "s", "attention's workspace": "a", "buffers of swaps": "b", "CUDA itself": "c",
+    "KV cache": "#", "swap space": "w", "free": ".",
+}  # fmt: skip
+_OPTIONAL = ("attention's workspace", "buffers of swaps")
 _WIDTH = 64
 
 
@@ -67,6 +71,8 @@ def _parts(plan: MemoryPlan) -> Table:
     table.add_column(justify="right")
     table.add_column()
     for part in plan.parts:
+        if part.name in _OPTIONAL and not part.num_bytes:
+            continue
         mark = Text(f"{_LETTERS[part.name]} {part.name}", style=_COLOURS[part.name])
         table.add_row(mark, size_text(part.num_bytes), "estimated; a worker measures it" if part.is_estimate else "")
     return table

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paged_kernels.attention_limits import workspace_of
 from paged_kernels.quantized import FLOAT8
 from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
@@ -58,6 +59,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,
         utilization=settings.gpu_memory_utilization,
+        workspace_bytes=workspace_of(settings.attention_backend, sizes.num_attention_kinds) if where.on_cuda else 0,
     )
     return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from paged_kernels.backend import copy_blocks, swap_blocks
+from paged_kernels.backend import TORCH_BLOCKS, copy_blocks, swap_blocks
 
 
 def pool(num_blocks: int) -> torch.Tensor:
@@ -29,6 +29,18 @@ def test_swap_moves_all_layers_both_ways():
     swap_blocks(host, device, [(0, 3)])
     assert torch.equal(device[:, :, 3], original[:, :, 4])
     assert torch.equal(device[:, :, :3], original[:, :, :3])
+
+
+def test_gather_and_scatter_are_each_others_reverse():
+    """R123: blocks in the order of their ids, all layers of a block in one run of memory; others stay."""
+    device, ids, staged = pool(5), torch.tensor([3, 0]), torch.zeros(2, 2, 2, 3)
+    original = device.clone()
+    TORCH_BLOCKS.gather(device, ids, staged)
+    assert all(torch.equal(staged[i], original[:, :, block]) for i, block in enumerate(ids.tolist()))
+    device.zero_()
+    TORCH_BLOCKS.scatter(staged, device, ids)
+    assert torch.equal(device[:, :, ids], original[:, :, ids])
+    assert not device[:, :, [1, 2, 4]].any()
 
 
 def test_nothing_to_do():

@@ -1,15 +1,19 @@
 """`quire plan`: what fits, by the worker's own arithmetic (R8, R9)."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quire.built_in_model import default_model
 from quire.cli import main
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
+from quire_tools.plan.picture import plan_picture
+from quire_tools.plan.request import Wanted, answered
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
@@ -96,7 +100,7 @@ def test_a_gpu_too_small_and_what_would_help() -> None:
     sizes = sizes_of(default_model(), dtype="float32")
     needed = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB))
     assert not needed.problems
-    fixed = sum(part.num_bytes for part in needed.parts if part.name in ("weights", "largest step"))
+    fixed = sum(part.num_bytes for part in needed.parts if part.name in ("weights", "largest step", "buffers of swaps"))
     assert needed.num_gpu_blocks == int(16 * GIB * 0.9 - fixed) // needed.block_bytes
     share = (fixed + 3.5 * needed.block_bytes) / (16 * GIB)
     tight = make_plan(sizes, asked(on_cuda=True, memory_bytes=16 * GIB, utilization=share))
@@ -115,6 +119,31 @@ def test_a_gpu_that_others_use() -> None:
     share = float(taken.problems[0].partition("--gpu-memory-utilization ")[2].split()[0])
     assert 0.1 < share < 0.3
     assert not make_plan(sizes, replace(taken.question, utilization=share)).problems
+
+
+@pytest.mark.parametrize(("family", "kinds"), [("llama", 1), ("gemma2", 2)])
+def test_what_a_gpu_holds_for_good_is_planned(family: str, kinds: int, tmp_path: Path) -> None:
+    """R9: the workspace of an attention library, for each kind of layer, and two buffers of swaps; fewer blocks by that much."""
+    path = make_checkpoint(family, tmp_path)
+    worker = {"device": "cuda", "attention_backend": "flashinfer"}
+    plain, found = (
+        answered(Wanted(folder=path, name="", memory=8 * GIB, worker={**worker, "attention_backend": name}))
+        for name in ("auto", "flashinfer")
+    )
+    parts = {part.name: part.num_bytes for part in found.parts}
+    assert parts["attention's workspace"] == 384 * 2**20 + kinds * (8 * 2**20 + 4 * 32768)
+    assert parts["buffers of swaps"] == 2 * (16 * 2**20 // found.block_bytes) * found.block_bytes
+    fewer = plain.num_gpu_blocks - found.num_gpu_blocks
+    assert fewer * found.block_bytes == pytest.approx(parts["attention's workspace"], abs=found.block_bytes)
+    assert "attention's workspace" in shown(found) and "attention's workspace" not in shown(plain)
+
+
+def shown(plan: MemoryPlan) -> str:
+    """The picture as text."""
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(plan_picture(plan))
+    return capture.get()
 
 
 def test_parts_add_up() -> None:

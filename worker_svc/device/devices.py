@@ -13,7 +13,7 @@ import torch
 from paged_kernels.host_memory import host_bytes
 from worker_svc import container
 from worker_svc.device.queue import DeviceQueue, HostQueue, StreamQueue
-from worker_svc.device.streams import CudaStreams
+from worker_svc.device.streams import CudaSideStream, CudaStreams, SideStream
 
 Work = Callable[[], None]
 
@@ -56,6 +56,10 @@ class Device(Protocol):
 
     def queue(self) -> DeviceQueue:
         """Create a queue on the device."""
+        ...
+
+    def side_stream(self) -> SideStream | None:
+        """Create a stream for large copies; None on the host, where nothing is asynchronous."""
         ...
 
     def recorded(self, work: Work) -> Work:
@@ -117,6 +121,9 @@ class HostDevice:
         """See Device. Computes synchronously."""
         return HostQueue()
 
+    def side_stream(self) -> None:
+        """See Device."""
+
     def recorded(self, work: Work) -> Work:
         """See Device. There is nothing to launch: `work` itself."""
         return work
@@ -170,6 +177,10 @@ class CudaDevice:
     def queue(self) -> DeviceQueue:
         """See Device."""
         return StreamQueue(CudaStreams(self.torch_device))
+
+    def side_stream(self) -> SideStream:
+        """See Device."""
+        return CudaSideStream(self.torch_device)
 
     def recorded(self, work: Work) -> Work:
         """See Device. A CUDA graph."""

@@ -1,10 +1,10 @@
 """Device operations that run asynchronously: copies that do not block, and events to wait for.
 
-`queue.StreamQueue` decides their order; tests replace CUDA by a device that records them.
+`queue.StreamQueue` and `model.swaps` decide their order; tests replace CUDA by a device that records them.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -48,6 +48,41 @@ class DeviceStreams(Protocol):
         ...
 
 
+class SideStream(Protocol):
+    """A stream for large copies between device and host, beside the compute stream of one device.
+
+    Only events order the work of one with that of the other.
+    """
+
+    def memory(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate device memory that both streams may use, with any contents."""
+        ...
+
+    def upload(self, ids: Sequence[int]) -> torch.Tensor:
+        """Compute stream: copy `ids` to the device, int64 [n], without waiting for it."""
+        ...
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Side stream: copy between `memory` and a host pool, which must not change before. Done later."""
+        ...
+
+    def record_copies(self) -> StreamEvent:
+        """Side stream: record an event after all queued work."""
+        ...
+
+    def record_compute(self) -> StreamEvent:
+        """Compute stream: record an event after all queued work."""
+        ...
+
+    def copies_wait(self, event: StreamEvent) -> None:
+        """Side stream: wait for `event` before work that is queued later."""
+        ...
+
+    def compute_waits(self, event: StreamEvent) -> None:
+        """Compute stream: wait for `event` before work that is queued later."""
+        ...
+
+
 class CudaStreams:
     """The streams of a CUDA device: its current one, and one for copies."""
 
@@ -88,6 +123,51 @@ class CudaStreams:
         # Blocking: a waiting thread sleeps and leaves the processor to the thread that prepares the next
         # step.
         event = torch.cuda.Event(blocking=True)
+        event.record(stream)
+        return event
+
+
+class CudaSideStream:
+    """See SideStream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+
+    def memory(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See SideStream."""
+        made = torch.empty(sizes, dtype=dtype, device=self._device)
+        # Once freed, it is not used again before the side stream has finished with it.
+        made.record_stream(self._side)
+        return made
+
+    def upload(self, ids: Sequence[int]) -> torch.Tensor:
+        """See SideStream. Torch reuses the pinned memory once it has been read."""
+        return torch.tensor(ids, dtype=torch.int64, pin_memory=True).to(self._device, non_blocking=True)
+
+    def copy(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """See SideStream."""
+        with torch.cuda.stream(self._side):
+            destination.copy_(source, non_blocking=True)
+
+    def record_copies(self) -> StreamEvent:
+        """See SideStream."""
+        return self._recorded(self._side)
+
+    def record_compute(self) -> StreamEvent:
+        """See SideStream."""
+        return self._recorded(torch.cuda.current_stream(self._device))
+
+    def copies_wait(self, event: StreamEvent) -> None:
+        """See SideStream."""
+        self._side.wait_event(event)
+
+    def compute_waits(self, event: StreamEvent) -> None:
+        """See SideStream."""
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+    def _recorded(self, stream: torch.cuda.Stream) -> StreamEvent:
+        event = torch.cuda.Event()
         event.record(stream)
         return event
 

@@ -27,6 +27,7 @@ from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
+from worker_svc.model.swaps import staging_bytes
 from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
@@ -125,16 +126,19 @@ class ModelEngine:
         self.invariant, self.row_rule = rule is not None, rule or FREE
 
     def _budget(self, loaded: LoadedModel, activation_bytes: int, profiled_tokens: int) -> memory.MemoryBudget:
-        settings = self._settings
+        settings, block_bytes = self._settings, loaded.block_bytes
+        swap_bytes = int(settings.swap_space_gib * memory.GIB)
+        staged_bytes = 0 if self._device is HOST else staging_bytes(block_bytes, swap_bytes)
         return device_memory.measured(
             self._device,
             memory.MemoryBudget(
                 block_size=loaded.shape.block_size,
-                block_bytes=loaded.block_bytes,
+                block_bytes=block_bytes,
                 weight_bytes=loaded.model.weight_bytes,
                 activation_bytes=activation_bytes,
                 workspace_bytes=loaded.workspace_bytes,
-                swap_bytes=int(settings.swap_space_gib * memory.GIB),
+                staging_bytes=staged_bytes,
+                swap_bytes=swap_bytes,
                 utilization=settings.gpu_memory_utilization,
                 cache_bytes=settings.kv_cache_memory_bytes,
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs, swap_blocks
+from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
 from protos.worker.v1 import worker_pb2
 from worker_svc.block_images import BlockImages, pairs_of
 from worker_svc.device.devices import Device
 from worker_svc.model.prefault import PagesAhead
+from worker_svc.model.swaps import HostSwaps, StagedSwaps, Swaps
 
 
 class CacheEngine:
@@ -35,8 +36,21 @@ class CacheEngine:
         elements = shape.block_elements(dtype)
         self.device_pool = device.zeros((num_layers, 2, num_gpu_blocks, elements), dtype)
         self._pages = PagesAhead(self.device_pool)
-        self.host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, elements), dtype)
+        self._host_pool = device.swap_zeros((num_layers, 2, num_cpu_blocks, elements), dtype)
+        self._swaps = self._make_swaps(device)
         self.images = BlockImages(self.block_bytes, num_gpu_blocks)
+
+    def _make_swaps(self, device: Device) -> Swaps:
+        side = device.side_stream()
+        if side is None:
+            return HostSwaps(self.device_pool, self._host_pool)
+        return StagedSwaps(self.device_pool, self._host_pool, self._blocks, side)
+
+    @property
+    def host_pool(self) -> torch.Tensor:
+        """The host pool, for tests and tools: waits until all blocks that were swapped out are in it."""
+        self._swaps.finish()
+        return self._host_pool
 
     def expect(self, num_used: int) -> None:
         """Pre-fault pages beyond the first `num_used` device blocks, which are in use or will be in this step.
@@ -53,31 +67,23 @@ class CacheEngine:
 
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
         """Copy device blocks to the host: uint8 [len(blocks), block_bytes], contiguous. Waits for the device."""
-        contents = torch.empty(len(blocks), self.block_bytes, dtype=torch.uint8)
-        swap_blocks(self._bytes, self._as_pool(contents), [(block, i) for i, block in enumerate(blocks)])
-        return contents
+        return self._swaps.read(blocks).view(len(blocks), -1).view(torch.uint8)
 
     def place(self, placed: Iterable[worker_pb2.PlacedImage]) -> None:
         """Copy images to the device blocks of a step, which `images.check` has accepted."""
+        layers, two, _, elements = self.device_pool.shape
         for each in placed:
             contents = torch.frombuffer(self.images.take(each.image), dtype=torch.uint8)
-            swap_blocks(self._as_pool(contents.view(-1, self.block_bytes)), self._bytes, pairs_of(each).tolist())
-
-    @property
-    def _bytes(self) -> torch.Tensor:
-        return self.device_pool.view(torch.uint8)
-
-    def _as_pool(self, contents: torch.Tensor) -> torch.Tensor:
-        layers, two, _, num_bytes = self._bytes.shape
-        return contents.view(len(contents), layers, two, num_bytes).permute(1, 2, 0, 3)
+            blocks = contents.view(self.device_pool.dtype).view(-1, layers, two, elements)
+            self._swaps.place(blocks, pairs_of(each).tolist())
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy (host block, device block) pairs to the device."""
-        self._blocks.swap_in(self.host_pool, self.device_pool, pairs)
+        self._swaps.swap_in(pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy (device block, host block) pairs to the host."""
-        self._blocks.swap_out(self.device_pool, self.host_pool, pairs)
+        self._swaps.swap_out(pairs)
 
     def copy(self, pairs: Pairs) -> None:
         """Copy (source, destination) device blocks; all pairs read the state before the call."""

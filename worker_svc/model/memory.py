@@ -15,9 +15,9 @@ class MemoryBudget:
     """Measurements and settings, in bytes.
 
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
-    CPU. `peak_bytes` counts weights, the peak of the profile step and `workspace_bytes`, which the kernels keep.
-    `free_bytes`: free device memory once weights and workspace are there; None = not checked. `profiled_tokens`:
-    tokens of the profile step.
+    CPU. `peak_bytes` counts weights, the peak of the profile step, `workspace_bytes`, which the kernels keep, and
+    `staging_bytes`, the buffers of swaps, allocated with the blocks. `free_bytes`: free device memory once weights and
+    workspace are there; None = not checked. `profiled_tokens`: tokens of the profile step.
     """
 
     block_size: int
@@ -26,6 +26,7 @@ class MemoryBudget:
     activation_bytes: int
     swap_bytes: int
     workspace_bytes: int = 0
+    staging_bytes: int = 0
     total_bytes: int = 0
     utilization: float = 1.0
     cache_bytes: int | None = None
@@ -35,8 +36,13 @@ class MemoryBudget:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the profile step, weights and workspace included."""
-        return self.weight_bytes + self.activation_bytes + self.workspace_bytes
+        """Most memory beside the blocks."""
+        return self.weight_bytes + self.step_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Peak of the profile step, workspace and buffers of swaps."""
+        return self.activation_bytes + self.workspace_bytes + self.staging_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +112,19 @@ def _account(budget: MemoryBudget) -> str:
     used = size_text(int(budget.total_bytes * budget.utilization))
     return (
         f" ({budget.utilization:g} of {size_text(budget.total_bytes)} are {used}; weights take "
-        f"{size_text(budget.weight_bytes)}, the largest step {size_text(budget.activation_bytes + budget.workspace_bytes)})"
+        f"{size_text(budget.weight_bytes)}, the largest step {size_text(budget.step_bytes)})"
     )
 
 
 def _check_room(counts: BlockCounts, budget: MemoryBudget) -> None:
     if budget.free_bytes is None:
         return
-    wanted, room = counts.num_gpu_blocks * budget.block_bytes, max(0, budget.free_bytes - budget.activation_bytes)
+    step_bytes = budget.activation_bytes + budget.staging_bytes
+    wanted, room = counts.num_gpu_blocks * budget.block_bytes, max(0, budget.free_bytes - step_bytes)
     if wanted > room:
         raise ConfigError(
             f"the KV cache needs {size_text(wanted)}, but {size_text(budget.free_bytes)} of the device's "
-            f"{size_text(budget.total_bytes)} are free, and the largest step takes {size_text(budget.activation_bytes)} of them: "
+            f"{size_text(budget.total_bytes)} are free, and the largest step takes {size_text(step_bytes)} of them: "
             f"{_smaller(budget, room)}, or stop other processes on the device",
             reason="MEMORY_TOO_SMALL",
             metadata={"free_bytes": str(budget.free_bytes), "wanted_bytes": str(wanted)},
@@ -174,7 +181,7 @@ def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: i
         total_bytes=budget.cache_bytes if budget.cache_bytes is not None else budget.total_bytes,
         utilization=1.0 if budget.cache_bytes is not None else budget.utilization,
         weight_bytes=budget.weight_bytes,
-        peak_activation_bytes=budget.activation_bytes + budget.workspace_bytes,
+        peak_activation_bytes=budget.step_bytes,
         swap_space_bytes=budget.swap_bytes,
         readable=_table(budget, counts, max_model_len),
     )
@@ -198,8 +205,12 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
             f"{counts.num_cpu_blocks} blocks",
         ),
     ]
-    if budget.workspace_bytes:
-        rows.insert(2, ("attention's workspace", size_text(budget.workspace_bytes), ""))
+    for name, num_bytes in (
+        ("buffers of swaps", budget.staging_bytes),
+        ("attention's workspace", budget.workspace_bytes),
+    ):
+        if num_bytes:
+            rows.insert(2, (name, size_text(num_bytes), ""))
     if budget.cache_bytes is None:
         share = f"{budget.utilization:.0%} of it may be used"
         rows.insert(0, ("device memory", size_text(budget.total_bytes), share))

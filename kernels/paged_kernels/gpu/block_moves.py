@@ -1,12 +1,7 @@
-"""Triton kernels that move keys, values and blocks: cache writes, copies within a pool, swaps through a staging buffer.
+"""Triton kernels that move keys, values and blocks: cache writes, copies within a pool, and from and to a contiguous buffer.
 
-Blocks are moved as they are, by id, whatever they contain. A move of many blocks over all layers is one
-launch; swaps go through a contiguous buffer of bounded size, so that the copy engine gets few long runs instead
-of many short ones.
+Blocks are moved as they are, by id, whatever they contain. A move of many blocks over all layers is one launch.
 """
-
-import itertools
-from collections.abc import Iterator
 
 import torch
 import triton
@@ -26,7 +21,6 @@ from paged_kernels.gpu.scaled_cache import (
 
 _ROWS = 32
 _PIECE = 2048
-_MOST_STAGED_BYTES = 64 * 2**20
 
 
 @triton.jit
@@ -107,70 +101,28 @@ def tokens_apart(x: torch.Tensor) -> torch.Tensor:
 
 
 class TritonBlocks:
-    """backend.BlockMover on a device, with Triton.
-
-    A host pool is best block-major in memory: then a block is one run of bytes, and blocks with neighbouring
-    ids go in one copy.
-    """
+    """backend.BlockMover on a device, with Triton: one launch for all blocks and layers."""
 
     def copy(self, pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (source, destination) blocks within `pool` over all layers; all pairs read the previous state."""
+        """See BlockMover."""
         if not pairs:
             return
         sources, destinations = _columns(pairs, pool.device)
         if {source for source, _ in pairs}.isdisjoint(destination for _, destination in pairs):
             _move(pool, sources, pool, destinations)
-        else:
-            self.scatter(self.gather(pool, sources), pool, destinations)
+            return
+        sizes = (len(pairs), *pool.shape[:2], pool.shape[3])
+        staged = torch.empty(sizes, dtype=pool.dtype, device=pool.device)
+        self.gather(pool, sources, staged)
+        self.scatter(staged, pool, destinations)
 
-    def gather(self, pool: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Copy blocks `ids` into one new contiguous buffer [n, num_layers, 2, block_elements].
+    def gather(self, pool: torch.Tensor, ids: torch.Tensor, staged: torch.Tensor) -> None:
+        """See BlockMover."""
+        _move(pool, ids, staged.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device))
 
-        `ids`: int64 [n], on the pool's device.
-        """
-        staging = torch.empty(len(ids), *pool.shape[:2], pool.shape[3], dtype=pool.dtype, device=pool.device)
-        _move(pool, ids, staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device))
-        return staging
-
-    def scatter(self, staging: torch.Tensor, pool: torch.Tensor, ids: torch.Tensor) -> None:
-        """The reverse of `gather`."""
-        _move(staging.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device), pool, ids)
-
-    def swap_in(self, host_pool: torch.Tensor, device_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (host block, device block) pairs over all layers; asynchronous if the host pool is pinned."""
-        for ordered in _staged(sorted(pairs), device_pool):
-            sizes = (len(ordered), *device_pool.shape[:2], device_pool.shape[3])
-            staging = torch.empty(sizes, dtype=device_pool.dtype, device=device_pool.device)
-            for host, part in _runs(host_pool, [host for host, _ in ordered], staging):
-                part.copy_(host, non_blocking=True)
-            self.scatter(staging, device_pool, _columns(ordered, device_pool.device)[1])
-
-    def swap_out(self, device_pool: torch.Tensor, host_pool: torch.Tensor, pairs: Pairs) -> None:
-        """Copy (device block, host block) pairs over all layers; asynchronous if the host pool is pinned."""
-        for ordered in _staged(sorted(pairs, key=lambda pair: pair[1]), device_pool):
-            staging = self.gather(device_pool, _columns(ordered, device_pool.device)[0])
-            for host, part in _runs(host_pool, [host for _, host in ordered], staging):
-                host.copy_(part, non_blocking=True)
-
-
-def _staged(pairs: Pairs, pool: torch.Tensor) -> Iterator[Pairs]:
-    """The pairs in parts that fit the staging buffer. Its memory is used again in the order of the stream."""
-    block_bytes = pool.shape[0] * pool.shape[1] * pool.shape[3] * pool.element_size()
-    size = max(1, _MOST_STAGED_BYTES // block_bytes)
-    for begin in range(0, len(pairs), size):
-        yield pairs[begin : begin + size]
-
-
-def _runs(pool: torch.Tensor, ids: list[int], staging: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split ascending `ids` into runs of consecutive ids.
-
-    Yields views [m, num_layers, 2, block_elements] of a host pool and of `staging`.
-    """
-    blocks = pool.permute(2, 0, 1, 3)
-    for _, run in itertools.groupby(enumerate(ids), key=lambda entry: entry[1] - entry[0]):
-        places = list(run)
-        begin, first, count = places[0][0], places[0][1], len(places)
-        yield blocks[first : first + count], staging[begin : begin + count]
+    def scatter(self, staged: torch.Tensor, pool: torch.Tensor, ids: torch.Tensor) -> None:
+        """See BlockMover."""
+        _move(staged.permute(1, 2, 0, 3), torch.arange(len(ids), device=pool.device), pool, ids)
 
 
 def _as_bytes(pool: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paged_kernels.attention_limits import ANY_BLOCK_SIZE, ANY_LATER, AttentionLimits
+from paged_kernels.attention_limits import ANY_BLOCK_SIZE, ANY_LATER, WORKSPACES, AttentionLimits
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
 from paged_kernels.gpu import library_backend
 from paged_kernels.gpu.library_backend import LibraryBackend, SeenKeys, StepSequences
@@ -25,10 +25,7 @@ LIMITS = AttentionLimits(
     dtypes=(torch.float16, torch.bfloat16),
     capabilities=((8, 0), ANY_LATER),
 )
-WORKSPACE_BYTES = 384 * 2**20
-"""For the parts of split sequences, as in SGLang: plan() raises if it is too small, so it is larger than the 128 MiB advised."""
-_WRAPPER_BYTES = 8 * 2**20 + 4 * 32768
-"""What a wrapper allocates itself."""
+WORKSPACE = WORKSPACES[NAME]
 
 
 def make() -> LibraryBackend:
@@ -59,7 +56,7 @@ class FlashInfer:
     @property
     def workspace_bytes(self) -> int:
         """See AttentionLibrary."""
-        return (0 if self._memory is None else len(self._memory)) + len(self._wrappers) * _WRAPPER_BYTES
+        return 0 if self._memory is None else WORKSPACE.num_bytes(len(self._wrappers))
 
     def attend(
         self, query: torch.Tensor, out: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, step: StepSequences,
@@ -81,7 +78,7 @@ class FlashInfer:
 
     def _wrapper(self, device: torch.device) -> _Wrapper:
         if self._memory is None:
-            self._memory = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+            self._memory = torch.empty(WORKSPACE.shared_bytes, dtype=torch.uint8, device=device)
         return _Wrapper(self._module.BatchPrefillWithPagedKVCacheWrapper(self._memory, "HND"))
 
 

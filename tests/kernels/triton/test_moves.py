@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from paged_kernels.backend import PADDING_SLOT, CacheShape, TorchBlocks
+from paged_kernels.backend import PADDING_SLOT, TORCH_BLOCKS, CacheShape
 from paged_kernels.gpu import block_moves
 from paged_kernels.gpu.block_moves import TritonBlocks
 from paged_kernels.reference import stored
@@ -89,43 +89,46 @@ def test_writes_of_numbers_with_scales(dtype):
 
 
 class Pools:
-    """A device pool and a host pool of random contents, NaN among them."""
+    """A device pool, and as many blocks in a row, of random contents, NaN among them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         shape, layers = random_shape(self.rng, seed), self.rng.randint(1, 3)
-        self.counts = self.rng.randint(3, 7), self.rng.randint(3, 7)
+        self.num_blocks = self.rng.randint(4, 7)
         torch.manual_seed(seed)
         dtype = DTYPES[seed % 3]
-        self.device = torch.randn(layers, 2, self.counts[0], shape.block_elements(dtype)).to(dtype).to(DEVICE)
+        sizes = (layers, 2, shape.block_elements(dtype))
+        self.device = torch.randn(*sizes[:2], self.num_blocks, sizes[2]).to(dtype).to(DEVICE)
         self.device[:, :, 1] = float("nan")
-        block_major = torch.randn(self.counts[1], layers, 2, shape.block_elements(dtype)).to(dtype)
-        self.host = block_major.permute(1, 2, 0, 3) if seed % 2 else block_major.permute(1, 2, 0, 3).contiguous()
+        self.staged = torch.randn(self.num_blocks, *sizes).to(dtype).to(DEVICE)
 
-    def pairs(self, sources: int, destinations: int) -> list[tuple[int, int]]:
-        count = self.rng.randint(2, min(sources, destinations))
-        picked = self.rng.choices(range(sources), k=count), self.rng.sample(range(destinations), count)
-        return list(zip(*picked, strict=True))
+    def pairs(self) -> list[tuple[int, int]]:
+        """Of a copy."""
+        count, blocks = self.rng.randint(2, self.num_blocks), range(self.num_blocks)
+        return list(zip(self.rng.choices(blocks, k=count), self.rng.sample(blocks, count), strict=True))
+
+    def ids(self) -> torch.Tensor:
+        """Distinct blocks."""
+        blocks = self.rng.sample(range(self.num_blocks), self.rng.randint(1, self.num_blocks))
+        return torch.tensor(blocks, device=DEVICE)
 
 
 def moved(seed: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(found, expected) bytes of the pool that `kind` of move writes to."""
+    """(found, expected) bytes of what `kind` of move writes to."""
     pools = Pools(seed)
-    on_device, on_host = pools.counts
-    if kind == "copy":
-        pairs, expected = pools.pairs(on_device, on_device), pools.device.clone()
-        TorchBlocks().copy(expected, pairs)
-        TritonBlocks().copy(pools.device, pairs)
-        return pools.device.view(torch.uint8), expected.view(torch.uint8)
-    if kind == "swap in":
-        pairs, expected = pools.pairs(on_host, on_device), pools.device.clone()
-        TorchBlocks().swap_in(pools.host, expected, pairs)
-        TritonBlocks().swap_in(pools.host, pools.device, pairs)
-        return pools.device.view(torch.uint8), expected.view(torch.uint8)
-    pairs, expected = pools.pairs(on_device, on_host), pools.host.clone()
-    TorchBlocks().swap_out(pools.device, expected, pairs)
-    TritonBlocks().swap_out(pools.device, pools.host, pairs)
-    return pools.host.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)
+    both = pools.staged if kind == "gather" else pools.device
+    found, expected = both.clone(), both.clone()
+    for blocks, written in ((TritonBlocks(), found), (TORCH_BLOCKS, expected)):
+        pools.rng.seed(seed)
+        if kind == "copy":
+            blocks.copy(written, pools.pairs())
+        elif kind == "gather":
+            ids = pools.ids()
+            blocks.gather(pools.device, ids, written[: len(ids)])
+        else:
+            ids = pools.ids()
+            blocks.scatter(pools.staged[: len(ids)], written, ids)
+    return found.view(torch.uint8), expected.view(torch.uint8)
 
 
 def check_moves(kind: str, seeds: range, record) -> None:
@@ -135,39 +138,17 @@ def check_moves(kind: str, seeds: range, record) -> None:
     record("size", f"triton {kind}: {len(seeds)} random pools of {WHOLE}")
 
 
-@pytest.mark.parametrize("kind", ["copy", "swap in", "swap out"])
+@pytest.mark.parametrize("kind", ["copy", "gather", "scatter"])
 def test_moves(kind, record_property):
     """R123, R124: blocks arrive over all layers with the bytes they had before the call, others stay; a sample."""
     check_moves(kind, range(QUICK), record_property)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["copy", "swap in", "swap out"])
+@pytest.mark.parametrize("kind", ["copy", "gather", "scatter"])
 def test_moves_in_every_pool(kind, record_property):
     """R123, R124: the same over all random pools."""
     check_moves(kind, range(WHOLE), record_property)
-
-
-@pytest.mark.parametrize("num_staged", [1, 2, 5])
-def test_swaps_go_in_parts_that_fit_the_staging_buffer(num_staged, monkeypatch):
-    """However many blocks are swapped, and in any order."""
-    pool = torch.randn(2, 2, 6, 64, device=DEVICE)
-    host, back = torch.zeros(2, 2, 8, 64), torch.zeros_like(pool)
-    monkeypatch.setattr(block_moves, "_MOST_STAGED_BYTES", num_staged * 2 * 2 * 64 * 4)
-    sizes: list[int] = []
-    move = block_moves._move
-
-    def counted(source, source_ids, destination, destination_ids):
-        sizes.append(len(source_ids))
-        move(source, source_ids, destination, destination_ids)
-
-    monkeypatch.setattr(block_moves, "_move", counted)
-    places = [7, 0, 3, 1, 6, 2]
-    TritonBlocks().swap_out(pool, host, list(enumerate(places)))
-    assert torch.equal(host[:, :, places], pool.cpu())
-    TritonBlocks().swap_in(host, back, [(place, block) for block, place in enumerate(places)])
-    assert torch.equal(back, pool)
-    assert max(sizes) == num_staged and sum(sizes) == 2 * len(places)
 
 
 def test_a_destination_that_is_a_source():
@@ -182,8 +163,6 @@ def test_nothing_to_do():
     """No pairs, no tokens, no launch."""
     pool = torch.ones(1, 2, 3, 64, device=DEVICE)
     TritonBlocks().copy(pool, [])
-    TritonBlocks().swap_in(torch.zeros(1, 2, 3, 64), pool, [])
-    TritonBlocks().swap_out(pool, torch.zeros(1, 2, 3, 64), [])
     nothing = torch.zeros(0, 1, 64, device=DEVICE)
     block_moves.write_kv(
         nothing, nothing, pool[0], torch.zeros(0, dtype=torch.int64, device=DEVICE), CacheShape(1, 1, 64)
@@ -199,6 +178,6 @@ def test_kernels_that_do_nothing_are_noticed(monkeypatch):
     monkeypatch.setattr(block_moves, "move_kernel", Idle())
     found, expected = written(1)
     assert not torch.equal(found, expected)
-    for kind in ("copy", "swap in", "swap out"):
+    for kind in ("copy", "gather", "scatter"):
         pairs = [moved(seed, kind) for seed in range(QUICK)]
         assert sum(torch.equal(found, expected) for found, expected in pairs) < 2, kind

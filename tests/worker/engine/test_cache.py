@@ -42,14 +42,14 @@ def test_swapped_bytes_are_those_of_the_device(path, dtype):
     row = driver.add("p", PROMPT, room=1)
     driver.run()
     # Bytes: torch does not compare E4M3 numbers.
-    device, host = engine.cache.device_pool.view(torch.uint8), engine.cache.host_pool.view(torch.uint8)
+    device = engine.cache.device_pool.view(torch.uint8)
     before = device[:, :, row.blocks].clone()
     assert before.any(dim=-1).all()
     driver.remove("p")
     hosts = [7, 3, 30, 11, 0][: len(row.blocks)]
     driver.step.swap_out = list(zip(row.blocks, hosts, strict=True))
     driver.run()
-    assert torch.equal(host[:, :, hosts], before.cpu())
+    assert torch.equal(engine.cache.host_pool.view(torch.uint8)[:, :, hosts], before.cpu())
     engine.cache.device_pool.copy_(full_of_nan(engine.cache.device_pool.shape, engine.cache.device_pool.dtype))
     back = [100 + 2 * i for i in range(len(hosts))]
     driver.step.swap_in = list(zip(hosts, back, strict=True))

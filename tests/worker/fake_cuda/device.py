@@ -7,9 +7,11 @@ import torch
 from tests.support.worker.async_device import FakeStreams
 from tests.worker.fake_cuda.ledger import LEDGER
 from tests.worker.fake_cuda.recorder import RECORDER
+from tests.worker.fake_cuda.side_stream import FakeSideStream
 from tests.worker.fake_cuda.tensors import DEVICE, DeviceTensor
 from worker_svc.device.devices import Device
 from worker_svc.device.queue import DeviceQueue, StreamQueue
+from worker_svc.device.streams import SideStream
 
 TOTAL_BYTES = 64 * 2**20
 CONTEXT_BYTES = 4 * 2**20
@@ -62,6 +64,9 @@ class FakeCuda:
 
     def queue(self) -> DeviceQueue:
         return StreamQueue(DeviceStreams(), first_buffer_bytes=256)
+
+    def side_stream(self) -> SideStream:
+        return FakeSideStream()
 
     def recorded(self, work: Callable[[], None]) -> Callable[[], None]:
         work()

@@ -72,7 +72,7 @@ class Recorder:
 
     def note(self, call: Any, result: Any, *, is_kernel: bool = False) -> None:
         """An operator, with what came of it, or a kernel."""
-        launches = is_kernel or _launches(call)
+        launches = is_kernel or is_launch(call.func)
         if self._now is None:
             self.num_launched += launches
             return
@@ -99,10 +99,10 @@ class Recorder:
                     old.copy_(new)
 
 
-def _launches(call: Any) -> bool:
+def is_launch(func: Any) -> bool:
     """False for operators that only look at memory in another way, or take some."""
-    packet = call.func.overloadpacket
-    returns = call.func._schema.returns
+    packet = func.overloadpacket
+    returns = func._schema.returns
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     return packet not in _UNINITIALISED and not is_view
 

@@ -5,7 +5,7 @@ of its own. Results are computed by the host's kernels, so they are those of the
 of host and device do not mix, except where CUDA lets them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from tests.support.triton_interpreter import patch_once_per_launch
 from tests.worker.fake_cuda.ledger import LEDGER
-from tests.worker.fake_cuda.recorder import RECORDER
+from tests.worker.fake_cuda.recorder import RECORDER, is_launch
 
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -146,6 +146,9 @@ class Waits:
 
 WAITS = Waits()
 
+LAUNCHES: list[Callable[[Sequence[Any]], None]] = []
+"""Called with the arguments of each operator that launches work, and of each kernel, before it runs."""
+
 
 # torch's own maps over trees take more time than the operators.
 
@@ -188,6 +191,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if generator is not None and target == DEVICE and generator.device.type == "cpu":
         raise WrongDevice(f"{func}: Expected a 'cuda' device type for generator but found 'cpu'")
     RECORDER.check(packet, flat, target)
+    if is_launch(func):
+        _tell(flat)
     plain_kwargs = {name: _plain(value) for name, value in kwargs.items() if name != "pin_memory"}
     if "device" in plain_kwargs:
         plain_kwargs["device"] = CPU
@@ -198,6 +203,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*plain_args, **plain_kwargs)
     RECORDER.note(partial(func, *plain_args, **plain_kwargs), result)
     return _wrapped(func, flat, result, target)
+
+
+def _tell(used: Sequence[Any]) -> None:
+    for watch in LAUNCHES:
+        watch(used)
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -315,6 +325,7 @@ def _launched(inner: Callable[..., Any]) -> Callable[..., Any]:
         for x in (*args, *kwargs.values()):
             if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor):
                 raise WrongDevice(f"a pointer of shape {tuple(x.shape)} cannot be accessed from Triton (cpu tensor?)")
+        _tell([*args, *kwargs.values()])
         call = partial(inner, self, *map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
         RECORDER.note(call, None, is_kernel=True)
         return call()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paged_kernels.attention_limits import AttentionLimits
+from paged_kernels.attention_limits import AttentionLimits, Workspace
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.gpu import flash_attention_3, flashinfer_attention, torch_attention
 from paged_kernels.gpu.backend import TritonBackend
@@ -39,7 +39,7 @@ def _alone():
 @pytest.fixture
 def takes_small(attention_packages, monkeypatch):
     """Stand-ins compute in any type; the fake device is small."""
-    monkeypatch.setattr(flashinfer_attention, "WORKSPACE_BYTES", WORKSPACE_BYTES)
+    monkeypatch.setattr(flashinfer_attention, "WORKSPACE", Workspace(WORKSPACE_BYTES, WRAPPER_BYTES))
     for module in MODULES.values():
         wider = replace(module.LIMITS, head_dims=range(1, 257), dtypes=(torch.float32,), softcap=True)
         monkeypatch.setattr(module, "LIMITS", wider)

@@ -25,7 +25,7 @@ MIB = 2**20
 
 def loaded(path: Path, others_bytes: int = 0, **settings: Any) -> ModelEngine:
     gc.collect()  # Engines of other tests give their memory back.
-    given = {"device": "cuda", "backend": "reference", "max_model_len": 256, **settings}
+    given = {"device": "cuda", "backend": "reference", "max_model_len": 256, "swap_space_gib": 0.001, **settings}
     engine = ModelEngine(WorkerSettings.of(model=path, **given), FakeDevices(others_bytes))
     engine.load(lambda _stage, _fraction: None)
     return engine
