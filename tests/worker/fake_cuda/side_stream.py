@@ -1,8 +1,8 @@
 """The fake device's stream for large copies: it copies as late as waits allow, and finds uses of memory that nothing orders.
 
-The compute stream computes at once. Each stream counts its uses of memory that both may use. A stream has *seen* the other's work up to
-the last event that it waited for. To use memory before the other's last use of it was seen is an error: on a real device either may be
-first.
+The compute stream computes at once. Each stream counts its uses of memory that both may use. A stream has *seen* the other's work
+up to the last event that it waited for. To use memory before the other's last use of it was seen is an error: on a real device
+either may be first.
 """
 
 import math
