@@ -1,139 +1,129 @@
-"""Measures the Triton kernels and decode steps on a GPU, as shares of the device's own ceilings.
+"""Everything that needs a GPU, in one call: kernels, whole steps, the three services, `make test-cuda` and peers.
 
-    python -m benchmarks.gpu                          # a table; takes minutes
-    python -m benchmarks.gpu --part kernels --json    # one JSON object, nothing else
-    python -m benchmarks.gpu --save                   # writes benchmarks/results/gpu.json too
+    python -m benchmarks.gpu                          # a table of goals and one of figures; under 8 minutes
+    python -m benchmarks.gpu --part kernels --json    # one JSON object, nothing else; --part may be repeated
+    python -m benchmarks.gpu --save                   # writes benchmarks/results/gpu.json behind each part
 
-Needs torch, triton, transformers, numpy and protobuf, and a CUDA device; no network, services or checkpoint. In a
-checkout that is not installed: PYTHONPATH=.:kernels. This module holds the command line and its table.
+Needs torch, triton, transformers and grpcio, and a CUDA device; no network and no checkpoint. What else services and tests import
+is taken from .gpu-wheels where the machine has it not (benchmarks.gpu.wheels). In a checkout that is not installed:
+PYTHONPATH=.:kernels. This module holds the command line and its tables.
 """
 
 import json
-import time
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import triton
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import report
-from benchmarks.gpu import kernels as gpu_kernels
-from benchmarks.gpu import steps as gpu_steps
-from benchmarks.gpu.clock import Bench, Figure
-from paged_kernels.gpu.backend import is_interpreted
+from benchmarks.gpu.device import ENVIRONMENT
+from benchmarks.gpu.session import Session
+from benchmarks.gpu.stages import STAGES
 
-PARTS = ("kernels", "steps")
-_UNITS = {"memory": (1e12, "TB/s"), "gemm": (1e12, "TFLOP/s"), "to host": (1e9, "GB/s"), "to device": (1e9, "GB/s")}
+_NAMES = [stage.name for stage in STAGES]
 
 
 def main(
-    part: Annotated[list[str] | None, typer.Option(help="kernels or steps; may be repeated. Default: both.")] = None,
-    budget_s: Annotated[float, typer.Option(min=1, help="Seconds after which no further measurement starts.")] = 400,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One of {', '.join(_NAMES)}; may be repeated. Default: all, in this order."),
+    ] = None,
+    budget_s: Annotated[
+        float, typer.Option(min=1, help="Seconds after which all ends; what is less important is left out.")
+    ] = 470,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
-    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/gpu.json.")] = False,
-    interpret: Annotated[
-        bool, typer.Option("--interpret", hidden=True, help="Tiny shapes in Triton's interpreter.")
+    save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/gpu.json, behind each part.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The same to this file.")] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Small shapes on a simulated device: shows that all of it runs, without a GPU."
+        ),
     ] = False,
 ) -> None:
-    """Measures the device's ceilings, then kernels and whole decode steps as shares of them."""
-    parts = part or list(PARTS)
-    if unknown := set(parts) - set(PARTS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))} is not a part; parts: {', '.join(PARTS)}")
-    bench = Bench(_device(interpret=interpret), time.monotonic() + budget_s, interpret)
-    _measure(bench, parts)
-    result = as_dict(bench)
-    if save:
-        report.save("gpu", result)
+    """Measures a GPU's ceilings, kernels, steps and services as shares of them, and runs the tests that need one."""
+    if unknown := {*(part or ())} - {*_NAMES}:
+        raise typer.BadParameter(f"{min(unknown)} is not a part; parts: {', '.join(_NAMES)}")
+    _check_device(rehearse=rehearse)
+
+    def write(result: Mapping[str, Any]) -> None:
+        if save or out:
+            report.save("gpu", result, out)
+
+    session = Session(
+        stages=[stage for stage in STAGES if stage.name in (part or _NAMES)],
+        budget_s=budget_s,
+        save=write,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+        environ={**os.environ, **(ENVIRONMENT if rehearse else {"QUIRE_TEST_DEVICE": "cuda"})},
+        rehearse=rehearse,
+    )
+    result = session.run()
     if as_json:
         print(json.dumps({**report.provenance(), **result}, indent=2))
     else:
-        show(result, Console())
+        show(result, Console(width=None if sys.stdout.isatty() else 160))
+    if any("failed" in stage["outcome"] for stage in result["stages"]):
+        raise typer.Exit(1)
 
 
-def _device(*, interpret: bool) -> torch.device:
-    if interpret:
-        if not is_interpreted():
-            raise typer.BadParameter("--interpret needs TRITON_INTERPRET=1 in the environment")
-        return torch.device("cpu")
+def _check_device(*, rehearse: bool) -> None:
+    if rehearse:
+        return
     if not torch.cuda.is_available():
-        typer.echo("benchmarks.gpu: torch finds no CUDA device; there is nothing to measure", err=True)
+        typer.echo("benchmarks.gpu: torch finds no CUDA device; --rehearse runs all of it without one", err=True)
         raise typer.Exit(2)
-    if is_interpreted():
+    if "TRITON_INTERPRET" in os.environ:
         raise typer.BadParameter("TRITON_INTERPRET is set: the kernels would not run on the device")
-    return torch.device("cuda")
-
-
-def _measure(bench: Bench, parts: list[str]) -> None:
-    bench.measure_ceilings()
-    # A step's floor is in seconds: its work is that many seconds, done at a rate of one per second at best.
-    bench.ceilings["floor"] = [1.0]
-    if "kernels" in parts:
-        on_device = bench.device.type == "cuda"  # the libraries have no interpreter
-        gpu_kernels.Kernels(bench, gpu_kernels.installed_libraries(bench.skipped) if on_device else ()).run()
-    if "steps" in parts:
-        gpu_steps.run(bench)
-    bench.measure_ceilings()
-
-
-def as_dict(bench: Bench) -> dict[str, Any]:
-    """All results, ready for JSON."""
-    on_cuda = bench.device.type == "cuda"
-    return {
-        "benchmark": "gpu",
-        "device": torch.cuda.get_device_name() if on_cuda else "interpreter",
-        "triton": triton.__version__,
-        "ceilings": {name: _ceiling(name, rates) for name, rates in bench.ceilings.items() if name in _UNITS},
-        "figures": [_row(bench, figure) for figure in bench.figures],
-        "skipped": bench.skipped,
-    }
-
-
-def _ceiling(name: str, rates: list[float]) -> dict[str, Any]:
-    unit, label = _UNITS[name]
-    return {"first": round(rates[0] / unit, 3), "last": round(rates[-1] / unit, 3), "unit": label}
-
-
-def _row(bench: Bench, figure: Figure) -> dict[str, Any]:
-    unit, label = _UNITS.get(figure.ceiling, (0.0, ""))
-    return {
-        "name": figure.name,
-        "shape": figure.shape,
-        "us": round(figure.seconds * 1e6, 2),
-        "rate": round(figure.rate / unit, 4) if unit else None,
-        "unit": label,
-        "ceiling": figure.ceiling,
-        "share": round(bench.share(figure), 4),
-        "goal": figure.goal,
-        "anchor": figure.anchor,
-    }
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the results as tables."""
-    table = Table("ceiling", "first", "last", "", title=result["device"], title_justify="left")
-    for name, row in result["ceilings"].items():
-        table.add_row(name, f"{row['first']:,}", f"{row['last']:,}", row["unit"])
+    table = Table("part", "outcome", "s", title=result.get("device", ""), title_justify="left")
+    for stage in result["stages"]:
+        table.add_row(stage["name"], stage["outcome"], f"{stage['seconds']:.0f}")
     console.print(table)
-    table = Table("what", "shape", "us", "rate", "share of", "", "goal", "published elsewhere")
+    console.print(_goals(result["goals"]))
+    console.print(_figures(result))
+    for line in result["skipped"]:
+        console.print(f"skipped: {line}", markup=False)
+
+
+def _goals(rows: list[Mapping[str, Any]]) -> Table:
+    table = Table("goal", "what", "value", "wanted", "")
+    for row in rows:
+        value = "not measured" if row["value"] is None else f"{row['value']:,.3g}"
+        outcome = "" if row["met"] is None else "met" if row["met"] else "missed"
+        table.add_row(row["id"], row["what"], value, f"{'<=' if row['at_most'] else '>='} {row['goal']:g}", outcome)
+    return table
+
+
+def _figures(result: Mapping[str, Any]) -> Table:
+    table = Table("part", "what", "shape", "us", "rate", "share of", "", "published elsewhere")
+    for stage in result["stages"]:
+        for name, row in stage.get("ceilings", {}).items():
+            table.add_row(
+                stage["name"], name, "first, last", "", f"{row['first']:,}, {row['last']:,} {row['unit']}", "", "", ""
+            )
     for row in result["figures"]:
         rate = f"{row['rate']:,.2f} {row['unit']}" if row["unit"] else ""
-        goal = "" if row["goal"] is None else f"{row['goal']:.0%} {'met' if row['share'] >= row['goal'] else 'missed'}"
-        table.add_row(
+        cells = (
+            row["stage"],
             row["name"],
             row["shape"],
             f"{row['us']:,.1f}",
             rate,
             row["ceiling"],
             f"{row['share']:.0%}",
-            goal,
-            row["anchor"],
         )
-    console.print(table)
-    for line in result["skipped"]:
-        console.print(f"skipped: {line}", markup=False)
+        table.add_row(*cells, row["anchor"])
+    return table
 
 
 if __name__ == "__main__":

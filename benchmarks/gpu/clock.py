@@ -1,8 +1,7 @@
 """Times work on a device and measures the device's ceilings to compare with.
 
 Every figure is a share of a ceiling measured in the same run: copying memory (read + write), a bfloat16
-matrix product, copies to and from pinned memory. benchmarks.gpu.kernels and benchmarks.gpu.steps define what
-is timed.
+matrix product, copies to and from pinned memory. The other modules of this folder define what is timed.
 """
 
 import statistics
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from svc_common.errors import QuireError
 
 _LEAST_S = 0.03
 _MOST_REPEATS = 50
@@ -42,7 +43,10 @@ class Figure:
 
 @dataclass(slots=True)
 class Bench:
-    """One run on one device: its clock, time limit and results. `tiny`: interpreter shapes, with meaningless figures."""
+    """One run on one device: its clock, time limit and results.
+
+    `tiny`: a rehearsal with small shapes, and figures without a meaning. `on_figure` is called behind each.
+    """
 
     device: torch.device
     deadline_s: float
@@ -50,6 +54,7 @@ class Bench:
     ceilings: dict[str, list[float]] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    on_figure: Callable[["Bench"], None] = lambda bench: None
 
     def add(
         self, name: str, shape: str, make: Callable[[], Callable[[], Any]], *, graph: bool = True, **what: Any
@@ -59,17 +64,30 @@ class Bench:
         `what`: the other fields of Figure; `calls`: repetitions per run.
         """
         calls = what.pop("calls", 1)
+        self.measure(name, shape, lambda: self.seconds(make(), graph=graph) / calls, **what)
+
+    def measure(self, name: str, shape: str, seconds: Callable[[], float], **what: Any) -> None:
+        """Record the time that `seconds` measures, unless time is up or it fails."""
         if time.monotonic() > self.deadline_s:
             self.skipped.append(f"{name} {shape}: out of time")
             return
         try:
-            seconds = self.seconds(make(), graph=graph) / calls
+            self.record(name, shape, seconds(), **what)
         except torch.cuda.OutOfMemoryError:
             self.skipped.append(f"{name} {shape}: out of memory")
-        else:
-            self.figures.append(Figure(name, shape, seconds, **what))
-        if self.device.type == "cuda":
+        except (RuntimeError, QuireError) as error:
+            self.skip(f"{name} {shape}", error)
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def skip(self, what: str, error: Exception) -> None:
+        """Note why `what` has no figure."""
+        self.skipped.append(f"{what}: {str(error).strip().partition(chr(10))[0][:160]}")
+
+    def record(self, name: str, shape: str, seconds: float, **what: Any) -> None:
+        """Add a figure. `what`: the other fields of Figure."""
+        self.figures.append(Figure(name, shape, seconds, **what))
+        self.on_figure(self)
 
     def share(self, figure: Figure) -> float:
         """Share of its ceiling that a figure reaches; a ceiling is the better of its first and last measurement."""
@@ -79,7 +97,7 @@ class Bench:
 
     def seconds(self, run: Callable[[], Any], *, graph: bool) -> float:
         """Median time of `run`. `graph`: replayed from a CUDA graph, so that it includes no Python time."""
-        if self.device.type != "cuda":
+        if not torch.cuda.is_available():
             begin = time.perf_counter()
             run()
             return time.perf_counter() - begin
@@ -99,7 +117,7 @@ class Bench:
         num_bytes, side = (1 << 12, 32) if self.tiny else (1 << 30, 8192)
         source = torch.ones(num_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        pinned = torch.empty(max(num_bytes // 4, 1), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        pinned = torch.empty(max(num_bytes // 4, 1), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         part = source[: len(pinned)]
         left, right = (torch.randn(side, side, device=self.device).bfloat16() for _ in range(2))
         self._ceiling(_MEMORY, lambda: target.copy_(source), 2 * num_bytes)

@@ -14,12 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.clock import Bench
-from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.gpu import token_draws
-from paged_kernels.gpu.backend import TritonBackend, sharing_of
+from benchmarks.gpu.peers import flash_attention_of_vllm
+from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, Pairs
+from paged_kernels.decoder import Norm, RotateAndStore, Rows
+from paged_kernels.gpu import row_kernels, token_draws
+from paged_kernels.gpu.backend import TritonBackend, make
 from paged_kernels.gpu.library_backend import LibraryBackend
 from paged_kernels.registry import ATTENTION_BACKENDS, make_attention_backend
 from svc_common.errors import ConfigError
+from worker_svc.device.devices import Device
+from worker_svc.model.cache_engine import CacheEngine
 
 _COLD_BYTES = 256 << 20
 _DTYPE = torch.bfloat16
@@ -64,9 +68,9 @@ def installed_libraries(skipped: list[str]) -> Iterator[LibraryBackend]:
 class Kernels:
     """All kernels of the Triton backend, and attention of `libraries`; `group` query heads per kv head of `shape`."""
 
-    def __init__(self, bench: Bench, libraries: Iterable[LibraryBackend] = ()) -> None:
-        self._bench, self._device = bench, bench.device
-        self._backend = TritonBackend(sharing_of(bench.device))
+    def __init__(self, bench: Bench, device: Device, libraries: Iterable[LibraryBackend] = ()) -> None:
+        self._bench, self._device, self._worker_device = bench, bench.device, device
+        self._backend = make()
         self._shape = CacheShape(16, 2, 32) if bench.tiny else CacheShape(16, 8, 128)
         self._group = 2 if bench.tiny else 4
         self._rule = AttentionRule(self._shape.head_dim**-0.5)
@@ -82,7 +86,10 @@ class Kernels:
             for backend in self._attends:
                 self._prefill(tokens, backend)
             self._prefill_by_torch(tokens)
+        self._peer_attention()
         self._write(50 if tiny else 8192)
+        for tokens in [20] if tiny else [128, 8192]:
+            self._rows(tokens)
         self._moves(4 if tiny else 256)
         for rows in [2] if tiny else [1, 128]:
             self._sampling(rows, 300 if tiny else 131_072)
@@ -136,12 +143,31 @@ class Kernels:
         )  # fmt: skip
 
     def _prefill_by_torch(self, tokens: int) -> None:
-        if self._device.type == "cuda":
+        if torch.cuda.is_available():
             for kind in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
                 self._bench.add(
                     f"torch {kind.name.lower()}", f"{tokens} tokens", lambda kind=kind: self._torch(tokens, kind),
                     graph=False, work=self._operations(tokens), ceiling="gemm",
                 )  # fmt: skip
+
+    def _peer_attention(self) -> None:
+        """FlashAttention-3 as vLLM's wheel has it, where it was carried here; its pages have tokens before heads."""
+        attend = flash_attention_of_vllm(self._bench.skipped)
+        if attend is None:
+            return
+        shape, group = self._shape, self._group
+        for sequences, context, new in ((1, 4096, 1), (32, 1024, 1), (32, 4096, 1), (1, 8192, 8192)):
+            steps = [(context, new)] * sequences
+            layers = 1 if new > 1 else 4
+            what = {"work": self._operations(new), "ceiling": "gemm"} if new > 1 else {
+                "work": sequences * context * 4 * shape.num_kv_heads * shape.head_dim, "ceiling": "memory"
+            }  # fmt: skip
+            name, label = ("prefill", f"{new} tokens") if new > 1 else ("decode", f"b{sequences} x {context}")
+            self._bench.add(
+                f"{name} attention, vllm's FA3", label,
+                lambda steps=steps, layers=layers: attend(self._batch(steps), shape, group, layers, self._random), calls=layers,
+                **what,
+            )  # fmt: skip
 
     def _torch(self, tokens: int, kind: SDPBackend) -> Callable[[], Any]:
         heads, dim = self._group * self._shape.num_kv_heads, self._shape.head_dim
@@ -201,30 +227,56 @@ class Kernels:
         self._bench.add("cache write", f"{tokens} tokens", make, work=moved, ceiling="memory", calls=layers, goal=0.90)
 
     def _moves(self, count: int) -> None:
-        """Move blocks of 32 layers: 2 MiB each at the shape of an 8 B model."""
+        """Move blocks of 32 layers by the worker's cache engine: 2 MiB each at the shape of an 8 B model."""
         shape, layers = self._shape, 1 if self._bench.tiny else 32
         num_bytes = count * layers * 2 * shape.block_elements(_DTYPE) * _DTYPE.itemsize
-        pairs = [(i, (i * 7 + 3) % count) for i in range(count)]
-        cuda, blocks = self._device.type == "cuda", self._backend.blocks
-        pool = self._random(layers, 2, 2 * count, shape.block_elements(_DTYPE))
-        host = torch.zeros(count, layers, 2, shape.block_elements(_DTYPE), dtype=_DTYPE, pin_memory=cuda).permute(
-            1, 2, 0, 3
-        )
-        apart = [(source, target + count) for source, target in pairs]
+        cache = CacheEngine(
+            shape, num_layers=layers, num_gpu_blocks=2 * count, num_cpu_blocks=count, dtype=_DTYPE, device=self._worker_device,
+            blocks=self._backend.blocks,
+        )  # fmt: skip
+        apart = [(i, count + (i * 7 + 3) % count) for i in range(count)]
+        # One run of host blocks, as after a first swap, and blocks that lie apart.
+        together, scattered = [(i, i) for i in range(count)], [(i, (i * 7 + 3) % count) for i in range(count)]
+        back = [(host, block) for block, host in together]
+
+        def swap_out(pairs: Pairs) -> None:
+            cache.swap_out(pairs)
+            cache.host_pool  # noqa: B018 (waits for the copies)
+
         for name, run, ceiling, traffic in (
-            ("block copy", lambda: blocks.copy(pool, apart), "memory", 2),
-            ("swap out", lambda: blocks.swap_out(pool, host, pairs), "to host", 1),
-            ("swap in", lambda: blocks.swap_in(host, pool, pairs), "to device", 1),
+            ("block copy", lambda: cache.copy(apart), "memory", 2),
+            ("swap out", lambda: swap_out(together), "to host", 1),
+            ("swap out, scattered", lambda: swap_out(scattered), "to host", 1),
+            ("swap in", lambda: cache.swap_in(back), "to device", 1),
         ):
             self._bench.add(
-                name,
-                f"{count} blocks",
-                lambda run=run: run,
-                graph=False,
-                work=traffic * num_bytes,
-                ceiling=ceiling,
-                goal=0.95,
-            )
+                name, f"{count} blocks", lambda run=run: run, graph=False, work=traffic * num_bytes, ceiling=ceiling, goal=0.95,
+            )  # fmt: skip
+
+    def _rows(self, tokens: int) -> None:
+        """What a decoder computes between its products and attention, at the widths of an 8 B model."""
+        shape, tiny = self._shape, self._bench.tiny
+        width, gated_width = (64, 128) if tiny else (4096, 14336)
+        heads = self._group * shape.num_kv_heads
+        stream, weight = self._random(tokens, width), self._random(width)
+        both, packed = (
+            self._random(tokens, 2 * gated_width),
+            self._random(tokens, (heads + 2 * shape.num_kv_heads) * shape.head_dim),
+        )
+        angles, batch = self._random(tokens, shape.head_dim), self._batch([(tokens, tokens)])
+        cache = self._random(2, int(batch.block_tables.max()) + 1, shape.block_elements(_DTYPE))
+        add, turn = Norm(Rows.STREAM, Rows.STREAM, weight, 1e-5, adds=True), RotateAndStore(0, angles, angles, None)
+        for name, run, elements in (
+            ("add and norm", lambda: row_kernels.norm(add, stream, stream), 3 * stream.numel()),
+            ("gate", lambda: row_kernels.gated(both, "silu"), 1.5 * both.numel()),
+            (
+                "rotate and store",
+                lambda: row_kernels.rotate_and_store(turn, packed, heads, cache, batch, shape),
+                2 * packed.numel(),
+            ),
+        ):
+            work = _DTYPE.itemsize * elements
+            self._bench.add(name, f"{tokens} tokens", lambda run=run: run, work=work, ceiling="memory", goal=0.90)
 
     def _sampling(self, rows: int, vocab: int) -> None:
         logits = torch.randn(rows, vocab, device=self._device) * 3

@@ -75,7 +75,7 @@ class Workspace:
     kind_bytes: int
 
     def num_bytes(self, num_kinds: int) -> int:
-        """For a model whose layers have `num_kinds` different AttentionRules."""
+        """For a model with `num_kinds` different AttentionRules in its layers."""
         return self.shared_bytes + num_kinds * self.kind_bytes
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
-from paged_kernels.decoder import DecodeRows, Head, PackedWeights, Program, Rows
+from paged_kernels.decoder import DecodeRows, Head, KeptRows, PackedWeights, Program, Rows
 from paged_kernels.ranks import RankSums
 from paged_kernels.weight_packing import NAMES, WeightPacking, function_of, pointer
 
@@ -78,7 +78,7 @@ class CpuDecoders(WeightPacking):
         """See DecoderKernels."""
         return CpuDecodeProgram(program, self._next[program.dtype, cache_dtype])
 
-    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> None:
+    def fixed_steps(self, program: Program, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> None:
         """See DecoderKernels."""
 
 

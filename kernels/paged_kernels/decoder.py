@@ -143,12 +143,14 @@ class Embed:
 class Head:
     """Logits of STREAM: float32, with the values of the rows' dtype.
 
-    The weights are of the columns from `begin` on, of `width` in all (None = those of the weights).
+    The weights are of the columns from `begin` on, of `width` in all (None = those of the weights). `cap`: logits are
+    `cap * tanh(logits / cap)`, each operation in the rows' dtype; on a GPU only.
     """
 
     weights: PackedWeights
     begin: int = 0
     width: int | None = None
+    cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,23 +246,91 @@ class DecodeProgram(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """What a device keeps of R sequences between steps, at fixed addresses.
+
+    `token_ids` int64 [R] and `positions` int32 [R]: the token that each computes next, and its position.
+    `block_tables`: int32 [R, most blocks].
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    block_tables: torch.Tensor
+
+    @classmethod
+    def zeros(cls, num_rows: int, width: int, device: torch.device) -> "KeptRows":
+        """Of `num_rows` sequences with up to `width` blocks each."""
+        positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        return cls(positions.long(), positions, torch.zeros(num_rows, width, dtype=torch.int32, device=device))
+
+
+class FixedColumns:
+    """Rows of a step at fixed addresses, and how their tokens are drawn; all in `memory`, so that one copy replaces them.
+
+    `rows` int32: indexes into `KeptRows`, -1 = padding, which writes nowhere. The others as in the worker's SamplingRows.
+    """
+
+    _DTYPES = (
+        ("seeds", np.dtype("<i8")),
+        ("sequence_indexes", np.dtype("<i8")),
+        ("top_ks", np.dtype("<i8")),
+        ("rows", np.dtype("<i4")),
+        ("temperatures", np.dtype("<f4")),
+        ("top_ps", np.dtype("<f4")),
+        ("min_ps", np.dtype("<f4")),
+    )
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.num_rows = num_rows
+        self.memory = torch.from_numpy(self.packed(rows=np.zeros(0, np.int32))).to(device)
+        views, begin = {}, 0
+        for name, dtype in self._DTYPES:
+            end = begin + num_rows * dtype.itemsize
+            views[name] = self.memory[begin:end].view(torch.from_numpy(np.zeros(0, dtype)).dtype)
+            begin = end
+        self.seeds, self.sequence_indexes, self.top_ks = views["seeds"], views["sequence_indexes"], views["top_ks"]
+        self.rows, self.temperatures = views["rows"], views["temperatures"]
+        self.top_ps, self.min_ps = views["top_ps"], views["min_ps"]
+
+    def packed(self, **columns: NDArray[np.generic]) -> NDArray[np.uint8]:
+        """The bytes of a step with these columns, by name, of equal length; what is not given is greedy."""
+        parts = []
+        for name, dtype in self._DTYPES:
+            part = np.full(self.num_rows, _ABSENT.get(name, 0), dtype)
+            given = columns.get(name)
+            if given is not None:
+                part[: len(given)] = given
+            parts.append(part.view(np.uint8))
+        return np.concatenate(parts)
+
+
+_ABSENT = {"rows": -1, "top_ps": 1.0}
+
+
 class FixedSteps(Protocol):
     """Decode steps in memory at fixed addresses, so that a device can record the launches of one and repeat them.
 
-    A step has as many rows as the memory, or fewer; each row is the next token of a sequence. All work is in the order
-    of the device's current stream, and none of it waits for the device.
+    A step has as many rows as `columns`, or fewer; each row is the next token of a sequence of `kept`. All work is in the
+    order of the device's current stream, and none of it waits for the device.
     """
 
-    def take(self, token_ids: torch.Tensor, batch: AttentionBatch, num_rows: int) -> None:
-        """Copy a step, on the device, to the first rows; those up to `num_rows` become padding, which writes nowhere."""
-        ...
+    kept: KeptRows
+    columns: FixedColumns
 
     def run(self, num_rows: int) -> None:
-        """Compute the first `num_rows` rows. What is launched depends on `num_rows` alone."""
+        """Compute the first `num_rows` rows, choose their tokens, and move `kept` on by them.
+
+        What is launched depends on `num_rows` alone.
+        """
         ...
 
     def logits(self, num_rows: int) -> torch.Tensor:
         """float32 [num_rows, vocab] of the last `run`, with the values of the rows' dtype. The next one overwrites them."""
+        ...
+
+    def chosen(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the last `run`: tokens int64 [num_rows], and whether all logits of a row are finite, bool [num_rows]. Copies."""
         ...
 
 
@@ -308,8 +378,8 @@ class DecoderKernels(Protocol):
         """Convert a program that begins with `Embed` and ends with `Head` and `Choose`; None if rows are not on the host."""
         ...
 
-    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> FixedSteps | None:
-        """Memory for steps of up to `num_rows` rows over up to `width` blocks each, and a program from `Embed` to `Head`.
+    def fixed_steps(self, program: Program, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> FixedSteps | None:
+        """Memory for steps of up to `num_rows` rows of `kept`, and a program from `Embed` to `Head`.
 
         `pool`: the cache, on the rows' device. None if rows are on the host, where nothing is launched.
         """

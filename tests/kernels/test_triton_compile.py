@@ -20,7 +20,7 @@ from paged_kernels.resources.launches import Launch
 PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
 KERNELS = {
     "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
-    "choose_kernel", "float8_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "inputs_kernel",
+    "choose_kernel", "float8_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "begin_kernel",
 }  # fmt: skip
 
 

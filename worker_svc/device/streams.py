@@ -1,6 +1,6 @@
 """Device operations that run asynchronously: copies that do not block, and events to wait for.
 
-`queue.StreamQueue` and `model.swaps` decide their order; tests replace CUDA by a device that records them.
+`queue.StreamQueue` and `device.swaps` decide their order; tests replace CUDA by a device that records them.
 """
 
 import contextlib

@@ -13,6 +13,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import clock
 from worker_svc.device.kept_inputs import BlockTables, LastTokens
 from worker_svc.device.queue import DeviceQueue
+from worker_svc.executor.recorded_decode import RecordedDecode
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.pooling import PoolingSums
@@ -39,12 +40,14 @@ class Hidden:
 class Computed:
     """Result of a batch's passes.
 
-    `logits`: float32 [places, vocab], or [0, 0] if no row samples. `hidden`: None if no row is pooled.
+    `logits`: float32 [places, vocab], or [0, 0] if no row samples. `hidden`: None if no row is pooled. `is_recorded`: by
+    `recorded`, which has chosen tokens too; the logits are valid until the next step.
     """
 
     logits: torch.Tensor
     hidden: Hidden | None = None
     prompts: tuple[PromptScores, ...] = ()
+    is_recorded: bool = False
 
     @property
     def bad_rows(self) -> set[int]:
@@ -73,6 +76,7 @@ class Forward:
     queue: DeviceQueue
     block_tables: BlockTables
     last_tokens: LastTokens
+    recorded: RecordedDecode | None = None
 
     def compute(self, batch: StepBatch, timings: Timings) -> Computed:
         """Run all passes of the batch.
@@ -81,6 +85,12 @@ class Forward:
         their own so that the bits of the other rows do not depend on them. The two kinds never share
         blocks, since an adapter changes keys and values.
         """
+        if self.recorded is not None and self.recorded.takes(batch):
+            begin_ns = clock.monotonic_ns()
+            logits = self.recorded.run(batch)
+            timings.model_ns += clock.monotonic_ns() - begin_ns
+            if logits is not None:
+                return Computed(logits, is_recorded=True)
         adapted = self.table.options.adapter_ids[batch.rows] > 0
         if not adapted.any() or not self.model.is_fused or adapted.all():
             return self._one_way(batch, timings)

@@ -19,6 +19,7 @@ from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.device import malloc_tuning
 from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
+from worker_svc.device.swaps import staging_bytes
 from worker_svc.engine import Pending, Progress
 from worker_svc.executor import profile
 from worker_svc.executor.step_runner import StepRunner
@@ -27,7 +28,6 @@ from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
-from worker_svc.model.swaps import staging_bytes
 from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
@@ -66,12 +66,14 @@ class ModelEngine:
         self._adapters: Adapters | None = None
         self._masks: GrammarMasks | None = None
         self._rows: RowTable | None = None
+        self._progress: Progress = lambda stage, fraction: None
         self._runner: StepRunner | None = None
 
     # --- start-up ----------------------------------------------------------------------------------------------------
 
     def load(self, progress: Progress) -> common_pb2.ModelLimits:
         """See Engine."""
+        self._progress = progress
         self._loaded = model_loading.load(self._settings, self._device, self.backend, progress, self._ranks)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
         model, shard = self._loaded.model, self._loaded.shard
@@ -157,7 +159,7 @@ class ModelEngine:
         )
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)
-        profile.record_decode_steps(loaded, self._cache.device_pool, self._max_num_seqs)
+        recorded = profile.record_decode_steps(loaded, self._cache.device_pool, self._max_num_seqs, self._progress)
         self._runner = StepRunner(
             loaded.model,
             self._cache,
@@ -167,6 +169,7 @@ class ModelEngine:
             queue=self._device.queue(),
             draws=loaded.draws,
             greedy=loaded.greedy,
+            recorded=recorded,
         )
 
     # --- adapters ----------------------------------------------------------------------------------------------------

@@ -13,10 +13,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from paged_kernels.decoder import KeptRows
 from paged_kernels.registry import attention_limits
+from worker_svc.device.devices import HOST
+from worker_svc.engine import Progress
 from worker_svc.invariance import FREE, RowRule, measure
 from worker_svc.model.dummy_batch import Chunk, pack
-from worker_svc.model.fused.recorded_steps import most_rows
+from worker_svc.model.fused.recorded_steps import RecordedSteps, most_rows
 from worker_svc.model.input_batch import model_inputs, without_lengths
 from worker_svc.model.loading import LoadedModel
 from worker_svc.ranks.member import ALONE, RankPlace
@@ -61,28 +64,41 @@ def run_fixed_step(loaded: LoadedModel, max_num_seqs: int) -> None:
     """Run the largest decode step of those that are recorded, if the model has such: recordings keep its memory."""
     loaded.model.bind(loaded.shape, loaded.new_cache(1).device_pool)
     num_rows = most_rows(max_num_seqs)
-    steps = loaded.model.fixed_steps(num_rows, _most_blocks(loaded))
+    steps = loaded.model.fixed_steps(num_rows, kept_rows(loaded, max_num_seqs))
     if steps is not None:
         with torch.inference_mode():
             steps.run(num_rows)
 
 
-def record_decode_steps(loaded: LoadedModel, pool: torch.Tensor, max_num_seqs: int) -> None:
-    """Record decode steps over the bound cache `pool`, which holds nothing before and after. Logs how many, and the time."""
-    if not (max_num_seqs and pool.shape[2]):
-        return
+def kept_rows(loaded: LoadedModel, max_num_seqs: int) -> KeptRows:
+    """Memory for what the device keeps of so many rows."""
+    width = -(-loaded.limits.max_model_len // loaded.shape.block_size)
+    return KeptRows.zeros(max_num_seqs, width, loaded.device.torch_device)
+
+
+def record_decode_steps(
+    loaded: LoadedModel, pool: torch.Tensor, max_num_seqs: int, progress: Progress
+) -> RecordedSteps | None:
+    """Record decode steps over the bound cache `pool`, which holds nothing before and after; None if the model has none.
+
+    Reports how many are made and the time left, and logs the whole time.
+    """
+    if not (max_num_seqs and pool.shape[2]) or loaded.device is HOST:
+        return None
     begun_s, size, table = time.monotonic(), loaded.shape.block_size, np.zeros((1, 1), np.int32)
     packed = pack([Chunk(0, size - 1, [1], samples=True)], table, size)
     [step] = model_inputs(packed, torch.from_numpy(table), FREE)
-    count = loaded.model.record(loaded.device, most_rows(max_num_seqs), _most_blocks(loaded), step)
+
+    def on_made(made: int, total: int) -> None:
+        left_s = (time.monotonic() - begun_s) / made * (total - made)
+        progress(f"decode steps: {made} of {total} recorded, {left_s:.0f} s left", made / total)
+
+    kept = kept_rows(loaded, max_num_seqs)
+    steps = loaded.model.record(loaded.device, most_rows(max_num_seqs), kept, step, on_made)
     pool[:, :, 0] = 0  # the block of the trial
-    if count:
-        log.info("recorded decode steps of %d sizes in %.1f s", count, time.monotonic() - begun_s)
-
-
-def _most_blocks(loaded: LoadedModel) -> int:
-    """Of one sequence."""
-    return -(-loaded.limits.max_model_len // loaded.shape.block_size)
+    if steps is not None:
+        log.info("recorded decode steps of %d sizes in %.1f s", steps.count, time.monotonic() - begun_s)
+    return steps
 
 
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int, ranks: RankPlace = ALONE) -> RowRule | None:

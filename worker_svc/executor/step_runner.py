@@ -20,11 +20,13 @@ from worker_svc.device.queue import DeviceQueue, HostQueue
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.plain_decode import PlainDecode
+from worker_svc.executor.recorded_decode import RecordedDecode
 from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.row_model import RowModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns
 from worker_svc.rows.table import Promise, RowTable, StepBatch
@@ -59,6 +61,7 @@ class StepRunner:
         proposer: Proposer | None = None,
         draws: TokenDraws = TORCH_DRAWS,
         greedy: GreedyKernel = torch_greedy,
+        recorded: RecordedSteps | None = None,
     ) -> None:
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
@@ -66,9 +69,11 @@ class StepRunner:
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
         self._proposer = proposer or NgramProposer()
         self._pools = pooling.PoolingSums(model.hidden_size, device)
-        self._last_tokens = LastTokens(device)
-        tables = BlockTables(rows, queue, device)
-        self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens)
+        kept = None if recorded is None else recorded.kept
+        self._last_tokens = LastTokens(device, None if kept is None else kept.token_ids)
+        tables = BlockTables(rows, queue, device, None if kept is None else kept.block_tables)
+        self._recorded = None if recorded is None else RecordedDecode(recorded, rows, queue, tables, self._last_tokens)
+        self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens, self._recorded)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
         self._plain = PlainDecode(model, rows, draws) if isinstance(queue, HostQueue) else None
@@ -85,6 +90,8 @@ class StepRunner:
         self._pools.clear()
         if self._plain is not None:
             self._plain.clear()
+        if self._recorded is not None:
+            self._recorded.clear()
 
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
         """See Engine.launch."""
@@ -129,6 +136,8 @@ class StepRunner:
         """Add and remove per-row state (sampler, pools, proposer) as rows are added and removed."""
         changes = batch.changes
         self._sampler.follow(changes)
+        if self._recorded is not None:
+            self._recorded.follow(changes)
         if len(changes.removed):
             self._pools.forget(changes.removed)
             self._proposer.forget(changes.removed)
@@ -184,10 +193,14 @@ class StepRunner:
         if plan is None:
             self._land_all()
             plan = plan_draws(self._rows, batch)
-        drawing = self._sampler.launch(plan, computed.logits, masks) if len(plan.rows) else None
+        if computed.is_recorded and self._sampler.needs_tokens_alone(plan):
+            assert self._recorded is not None
+            drawing: Drawing | None = self._sampler.chosen(plan, *self._recorded.chosen(len(plan.rows)))
+        else:
+            drawing = self._sampler.launch(plan, computed.logits, masks) if len(plan.rows) else None
+            if drawing is not None and not drawing.fetched.is_ready:
+                self._remember(drawing)
         fetched = drawing.fetched if drawing is not None else self._queue.fetch({})
-        if drawing is not None and not fetched.is_ready:
-            self._remember(drawing)
         return StepInFlight(
             batch=batch,
             incarnations=self._rows.incarnations[batch.rows],
@@ -207,7 +220,7 @@ class StepRunner:
         rows = drawing.plan.rows[entries[first]].astype(np.int64)
         at, of_rows = self._queue.upload(first, rows)
         tokens = drawing.token_ids if len(first) == len(entries) else drawing.token_ids[at]
-        self._last_tokens.put(of_rows, tokens, len(self._rows.occupied))
+        self._last_tokens.put(of_rows, tokens, int(rows.max(initial=-1)) + 1)
 
     # --- landing a decode step ---------------------------------------------------------------------------------------
 

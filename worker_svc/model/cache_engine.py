@@ -8,8 +8,8 @@ from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs
 from protos.worker.v1 import worker_pb2
 from worker_svc.block_images import BlockImages, pairs_of
 from worker_svc.device.devices import Device
+from worker_svc.device.swaps import HostSwaps, StagedSwaps, Swaps
 from worker_svc.model.prefault import PagesAhead
-from worker_svc.model.swaps import HostSwaps, StagedSwaps, Swaps
 
 
 class CacheEngine:

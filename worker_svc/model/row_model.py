@@ -4,7 +4,7 @@ Owns the transformers model and its connection to the paged cache. Independent o
 sampling.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
-from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps
+from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps, Head, KeptRows
 from paged_kernels.ranks import RankSums
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
@@ -40,7 +40,7 @@ class RowModel:
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
         self._decode_program: DecodeProgram | None = None
-        self._recorded: RecordedSteps | None = None
+        self._logit_cap: float | None = None
         self._hidden = _LastHidden(model)
         self._reductions: Reductions | None = None
         self.row_modules = RowModules()
@@ -114,7 +114,7 @@ class RowModel:
         """Return to the decoder's modules, with packed weights."""
         if self._fused is not None:
             self._fused.remove()
-            self._fused = self._plain_head = self._decode_program = self._recorded = None
+            self._fused = self._plain_head = self._decode_program = self._logit_cap = None
 
     @torch.inference_mode()
     def find_plain_head(self, step: ModelInput) -> None:
@@ -124,8 +124,11 @@ class RowModel:
         """
         expected = self._pass(step)
         self._plain_head = self._model.get_output_embeddings()
-        if self._plain_head is not None and not torch.equal(self._pass(step), expected):
-            self._plain_head = None
+        for cap in (None, getattr(self._model.config.get_text_config(), "final_logit_softcapping", None)):
+            self._logit_cap = cap
+            if self._plain_head is None or torch.equal(self._pass(step), expected):
+                return
+        self._plain_head = self._logit_cap = None
 
     @torch.inference_mode()
     def find_decode_program(self, step: ModelInput) -> None:
@@ -133,7 +136,7 @@ class RowModel:
 
         Needs a fused and bound model with a plain head.
         """
-        if self._fused is None or not isinstance(self._plain_head, PackedLinear):
+        if self._fused is None or not isinstance(self._plain_head, PackedLinear) or self._logit_cap is not None:
             return
         self._decode_program = self._fused.decode_program(self._plain_head.weights)
         if self._decode_program is None:
@@ -154,25 +157,27 @@ class RowModel:
         return self._fused.decode(self._decode_program, rows)
 
     @torch.inference_mode()
-    def fixed_steps(self, num_rows: int, width: int) -> FixedSteps | None:
-        """Decode steps of up to `num_rows` rows and `width` blocks each, over the bound cache; None if the model has none."""
+    def fixed_steps(self, num_rows: int, kept: KeptRows) -> FixedSteps | None:
+        """Decode steps of up to `num_rows` rows of `kept`, over the bound cache; None if the model has none."""
         if self._fused is None or not isinstance(self._plain_head, PackedLinear):
             return None
-        return self._fused.fixed_steps(self._plain_head.weights, num_rows, width)
+        return self._fused.fixed_steps(Head(self._plain_head.weights, cap=self._logit_cap), num_rows, kept)
 
     @torch.inference_mode()
-    def record(self, device: Device, num_rows: int, width: int, step: ModelInput) -> int:
-        """Record `fixed_steps` on `device`, from now on used by `logits`; returns how many recordings there are.
+    def record(
+        self, device: Device, num_rows: int, kept: KeptRows, step: ModelInput, on_made: Callable[[int, int], None]
+    ) -> RecordedSteps | None:
+        """`fixed_steps` recorded on `device`; `on_made`: see RecordedSteps.
 
-        None is used if the logits of `step`, in which some sequences decode, are not those computed before.
+        None if there are none, or the logits of `step`, one token in block 0, are not those computed without.
         """
-        steps = self.fixed_steps(num_rows, width)
+        steps = self.fixed_steps(num_rows, kept)
         if steps is None:
-            return 0
+            return None
         expected = self._pass(step)
-        made = RecordedSteps(steps, device, num_rows)
-        self._recorded = made if made.gives(step.to(self._device), expected) else None
-        return 0 if self._recorded is None else self._recorded.count
+        made = RecordedSteps(steps, device, num_rows, on_made)
+        is_right = made.gives(int(step.token_ids[0, 0]), int(step.attention.positions[0]), expected)
+        return made if is_right else None
 
     @contextmanager
     def computed_by_modules(self) -> Iterator[None]:
@@ -187,7 +192,6 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._recorded = None
         self._paged = attention.PagedAttention(self._backend, shape, pool, self._windows)
         attention.attach(self._model, self._paged)
 
@@ -198,15 +202,8 @@ class RowModel:
 
     @torch.inference_mode()
     def logits(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
-        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes.
-
-        Valid until the next call: the device writes those of recorded steps to the same memory.
-        """
-        passes = list(inputs)
-        recorded = None if self._uses_modules else self._recorded
-        if recorded is not None and len(passes) == 1 and recorded.takes(passes[0]):
-            return recorded.logits(passes[0])
-        return _joined(list(map(self._pass, passes)))
+        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes."""
+        return _joined(list(map(self._pass, inputs)))
 
     @torch.inference_mode()
     def hidden(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
@@ -236,7 +233,8 @@ class RowModel:
         if self._plain_head is None or self._fused is None or self._fused.uses_modules:
             return self._full_pass(step)
         states = self._fused.states(step.token_ids)[0, step.logit_rows]
-        return self._plain_head(states)[: step.num_logits].float()
+        logits = self._plain_head(states)[: step.num_logits]
+        return (logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap).float()
 
     def _full_pass(self, step: ModelInput) -> torch.Tensor:
         out = self._model(

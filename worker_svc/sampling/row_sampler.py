@@ -268,16 +268,23 @@ class RowSampler:
         return Drawing(plan, asked, tokens, self._queue.fetch(results), mask_work)
 
     def _is_greedy_only(self, rows: IntArray) -> bool:
-        table = self._table
-        more = table.temperatures[rows] >= GREEDY_BELOW
-        more |= table.logprobs[rows]
-        return not (more.any() or table.options.rules[rows].any() or table.options.num_tops[rows].any())
+        return not (self._table.temperatures[rows] >= GREEDY_BELOW).any() and self._wants_nothing_more(rows)
+
+    def _wants_nothing_more(self, rows: IntArray) -> bool:
+        options = self._table.options
+        return not (self._table.logprobs[rows].any() or options.rules[rows].any() or options.num_tops[rows].any())
+
+    def needs_tokens_alone(self, plan: DrawPlan) -> bool:
+        """True if each row draws one token, without rules, and nothing else is asked for."""
+        return plan.is_plain and self._wants_nothing_more(plan.rows)
+
+    def chosen(self, plan: DrawPlan, tokens: torch.Tensor, finite: torch.Tensor) -> Drawing:
+        """The draws of rows that need tokens alone, which the device has drawn; its memory must not change."""
+        return Drawing(plan, _ONLY_TOKENS, tokens, self._queue.fetch({"token_ids": tokens, "finite": finite}))
 
     def _greedy_only(self, plan: DrawPlan, logits: torch.Tensor) -> Drawing:
         """Fast path for greedy rows without extras: few small operations, which matter in a small batch."""
-        tokens, finite = self._greedy(logits)
-        fetched = self._queue.fetch({"token_ids": tokens, "finite": finite})
-        return Drawing(plan, _ONLY_TOKENS, tokens, fetched)
+        return self.chosen(plan, *self._greedy(logits))
 
     def _top_logprobs(self, name: str, logits: torch.Tensor, at: LongArray, most: int) -> dict[str, torch.Tensor]:
         """Top tokens of some rows of float32 [n, vocab]: `most` tokens each, and the number of tokens above -inf."""

@@ -13,8 +13,10 @@ from paged_kernels.backend import PADDING_SLOT, SCALED_MOST, AttentionBatch, Att
 from paged_kernels.decoder import (
     Attend,
     Embed,
+    FixedColumns,
     Gated,
     Head,
+    KeptRows,
     Linear,
     Norm,
     PackedWeights,
@@ -22,7 +24,7 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
-from paged_kernels.gpu import row_kernels
+from paged_kernels.gpu import row_kernels, token_draws
 from paged_kernels.gpu.products import Products, pack_float8
 from paged_kernels.quantized import FLOAT8, QuantizedWeight
 
@@ -73,9 +75,9 @@ class TritonDecoders:
     def prepare_decode(self, program: Program, cache_dtype: torch.dtype) -> None:
         """See DecoderKernels. Rows of a device are not on the host: `fixed_steps` is for them."""
 
-    def fixed_steps(self, program: Program, num_rows: int, width: int, pool: torch.Tensor) -> "TritonFixedSteps":
+    def fixed_steps(self, program: Program, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> "TritonFixedSteps":
         """See DecoderKernels."""
-        return TritonFixedSteps(TritonProgram(program, self._attend, self._products), num_rows, width, pool)
+        return TritonFixedSteps(TritonProgram(program, self._attend, self._products), num_rows, kept, pool)
 
 
 class TritonProgram:
@@ -115,7 +117,8 @@ class TritonProgram:
         assert isinstance(first, Embed) and isinstance(head, Head)
         stream = row_kernels.embed(first, token_ids)
         self.run(stream, batch, pool)
-        return self._products.linear(stream, head.weights)
+        logits = self._products.linear(stream, head.weights)
+        return logits if head.cap is None else torch.tanh(logits / head.cap) * head.cap
 
     def _norm(self, op: Norm, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
         if op.target not in rows:
@@ -168,36 +171,47 @@ def _view_of_both(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 class TritonFixedSteps:
     """See FixedSteps."""
 
-    def __init__(self, program: TritonProgram, num_rows: int, width: int, pool: torch.Tensor) -> None:
+    def __init__(self, program: TritonProgram, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> None:
         self._program, self._pool, device = program, pool, pool.device
+        self.kept, self.columns = kept, FixedColumns(num_rows, device)
         self._token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._sequences = torch.arange(num_rows, dtype=torch.int32, device=device)
+        self._sequences = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self._slots = torch.full((num_rows,), PADDING_SLOT, dtype=torch.int64, device=device)
-        self._tables = torch.zeros(num_rows, width, dtype=torch.int32, device=device)
+        self._drawn = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._logits = torch.empty(num_rows, program.vocab_size, dtype=torch.float32, device=device)
+        self._chosen = torch.zeros(num_rows * 9, dtype=torch.uint8, device=device)
         self._batches: dict[int, AttentionBatch] = {}
-
-    def take(self, token_ids: torch.Tensor, batch: AttentionBatch, num_rows: int) -> None:
-        """See FixedSteps."""
-        to = self._batch(num_rows)
-        row_kernels.fill_inputs(token_ids, batch, self._token_ids, to, self._program.block_size)
 
     def run(self, num_rows: int) -> None:
         """See FixedSteps."""
-        batch = self._batch(num_rows)
+        batch, drawn = self._batch(num_rows), self._drawn[:num_rows]
         batch.plans.clear()
-        made = self._program.logits(self._token_ids[:num_rows], batch, self._pool)
-        self._logits[:num_rows].copy_(made)
+        row_kernels.begin_step(self.columns, self.kept, self._token_ids, batch, drawn, self._program.block_size)
+        logits = self._logits[:num_rows]
+        logits.copy_(self._program.logits(self._token_ids[:num_rows], batch, self._pool))
+        tokens, finite = self._views(self._chosen, num_rows)
+        token_draws.choose_into(logits, tokens, finite)
+        token_draws.draw_chosen(logits, tokens, self.columns, self.kept, drawn, finite)
 
     def logits(self, num_rows: int) -> torch.Tensor:
         """See FixedSteps."""
         return self._logits[:num_rows]
 
+    def chosen(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See FixedSteps."""
+        return self._views(self._chosen.clone(), num_rows)
+
+    def _views(self, chosen: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and whether rows are finite, in one memory, so that they are copied at once."""
+        begin = len(self._slots) * 8
+        return chosen[: num_rows * 8].view(torch.int64), chosen[begin : begin + num_rows].view(torch.bool)
+
     def _batch(self, count: int) -> AttentionBatch:
         """The first rows."""
         if count not in self._batches:
-            columns = (self._sequences, self._positions, self._slots, self._tables)
-            offsets = np.arange(count + 1, dtype=np.int32)
-            self._batches[count] = AttentionBatch(*(column[:count] for column in columns), offsets)
+            columns = (column[:count] for column in (self._sequences, self._positions, self._slots))
+            self._batches[count] = AttentionBatch(
+                *columns, self.kept.block_tables, np.arange(count + 1, dtype=np.int32)
+            )
         return self._batches[count]

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
-from paged_kernels.decoder import Activation, Embed, Norm, RotateAndStore
+from paged_kernels.decoder import Activation, Embed, FixedColumns, KeptRows, Norm, RotateAndStore
 from paged_kernels.gpu.scaled_cache import (
     PLAIN,
     elements_of,
@@ -200,23 +200,22 @@ def angles_of(table, at, held, is_value, still):
 
 
 @triton.jit
-def inputs_kernel(
-    token_ids, positions, slots, sequences, block_tables, num_rows, table_stride,
-    to_ids, to_positions, to_slots, to_tables, WIDTH: tl.constexpr, PIECE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+def begin_kernel(
+    rows, kept_ids, kept_positions, block_tables, table_stride, to_ids, to_sequences, to_positions, to_slots, to_drawn,
+    BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Program i: row i of a step to row i of memory that is `WIDTH` blocks wide; rows from `num_rows` on are padding."""
-    row = tl.program_id(0)
-    is_row = row < num_rows
-    position = tl.load(positions + row, mask=is_row, other=0)
-    tl.store(to_ids + row, tl.load(token_ids + row, mask=is_row, other=0))
-    tl.store(to_positions + row, position)
-    tl.store(to_slots + row, tl.load(slots + row, mask=is_row, other=-1))
-    table = block_tables + tl.load(sequences + row, mask=is_row, other=0).to(tl.int64) * table_stride
-    count = tl.where(is_row, position // BLOCK_SIZE + 1, 0)
-    for start in range(0, count, PIECE):
-        at = start + tl.arange(0, PIECE)
-        blocks = tl.load(table + at, mask=at < count, other=0)
-        tl.store(to_tables + row.to(tl.int64) * WIDTH + at, blocks, mask=at < count)
+    """Program i: what row i of a step computes, from what is kept of its sequence; padding writes nowhere."""
+    i = tl.program_id(0)
+    row = tl.load(rows + i)
+    is_row = row >= 0
+    position = tl.load(kept_positions + row, mask=is_row, other=0)
+    table = block_tables + row.to(tl.int64) * table_stride
+    block = tl.load(table + position // BLOCK_SIZE, mask=is_row, other=0).to(tl.int64)
+    tl.store(to_ids + i, tl.load(kept_ids + row, mask=is_row, other=0))
+    tl.store(to_sequences + i, tl.where(is_row, row, 0))
+    tl.store(to_positions + i, position)
+    tl.store(to_slots + i, tl.where(is_row, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+    tl.store(to_drawn + i, position.to(tl.int64) + 1)
 
 
 # --- launches --------------------------------------------------------------------------------------------------------
@@ -272,14 +271,17 @@ def rotate_and_store(
     )  # fmt: skip
 
 
-def fill_inputs(
-    token_ids: torch.Tensor, batch: AttentionBatch, to_ids: torch.Tensor, to: AttentionBatch, block_size: int
+def begin_step(
+    columns: FixedColumns,
+    kept: KeptRows,
+    to_ids: torch.Tensor,
+    to: AttentionBatch,
+    to_drawn: torch.Tensor,
+    block_size: int,
 ) -> None:
-    """Copy a step of rows that decode to the fixed tensors of another one, which has as many rows or more."""
+    """Write the inputs of a step of the first rows of `columns`; `to_drawn`: int64, the positions of the tokens to be drawn."""
     assert PADDING_SLOT == -1
-    width = to.block_tables.shape[1]
-    inputs_kernel[(len(to.slots),)](
-        token_ids, batch.positions, batch.slots, batch.sequences, batch.block_tables, len(token_ids),
-        batch.block_tables.stride(0), to_ids, to.positions, to.slots, to.block_tables, WIDTH=width,
-        PIECE=min(_PIECE, triton.next_power_of_2(width)), BLOCK_SIZE=block_size, enable_fp_fusion=True,
+    begin_kernel[(len(to.slots),)](
+        columns.rows, kept.token_ids, kept.positions, kept.block_tables, kept.block_tables.stride(0), to_ids, to.sequences,
+        to.positions, to.slots, to_drawn, BLOCK_SIZE=block_size, enable_fp_fusion=True,
     )  # fmt: skip

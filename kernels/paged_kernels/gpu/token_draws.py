@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from paged_kernels.decoder import FixedColumns, KeptRows
 from paged_kernels.gpu.token_filters import draw_filtered, scaled_piece
 
 GREEDY_BELOW = tl.constexpr(1e-5)
@@ -24,7 +25,7 @@ _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
-class DrawRows(Protocol):
+class DrawColumns(Protocol):
     """Sampling parameters of n rows, tensors [n] on the logits' device. The worker's SamplingRows documents each."""
 
     temperatures: torch.Tensor
@@ -32,6 +33,11 @@ class DrawRows(Protocol):
     top_ps: torch.Tensor
     seeds: torch.Tensor
     sequence_indexes: torch.Tensor
+
+
+class DrawRows(DrawColumns, Protocol):
+    """The same with the rest."""
+
     positions: torch.Tensor
     min_ps: torch.Tensor | None
 
@@ -104,22 +110,28 @@ def choose_kernel(logits, tokens, finite, vocab, stride, PIECE: tl.constexpr):
 
 @triton.jit
 def draw_kernel(
-    logits, tokens, temperatures, top_ks, top_ps, log_min_ps, seeds, sequences, positions, fit, likely, likely_ids, vocab, stride,
-    PIECE: tl.constexpr, MOST: tl.constexpr,
+    logits, tokens, temperatures, top_ks, top_ps, min_ps, seeds, sequences, positions, fit, likely, likely_ids,
+    rows, kept_ids, kept_positions, vocab, stride, PIECE: tl.constexpr, MOST: tl.constexpr, CHOSEN: tl.constexpr,
 ):  # fmt: skip
     """Program i: draw row i of float32 `logits` [n, vocab]; argmax if the row is greedy or not `fit`.
 
-    `likely` float32, `likely_ids` int32 [n, MOST]: memory for the most likely tokens of each row.
+    `likely` float32, `likely_ids` int32 [n, MOST]: memory for each row's likeliest tokens. `CHOSEN`: `tokens` has the argmax, and
+    row `rows[i]` of what is kept (decoder.KeptRows) goes on with the drawn token.
     """
     i = tl.program_id(0)
     row = logits + i.to(tl.int64) * stride
-    best, token = best_of(row, vocab, PIECE)
+    if CHOSEN:
+        token = tl.load(tokens + i).to(tl.int32)
+        best = tl.load(row + token)
+    else:
+        best, token = best_of(row, vocab, PIECE)
     temperature = tl.load(temperatures + i)
     if (temperature >= GREEDY_BELOW) & (tl.load(fit + i) != 0):
         peak = tl.div_rn(best, temperature)
         top_k = tl.load(top_ks + i)
         top_p = tl.load(top_ps + i)
-        log_min_p = tl.load(log_min_ps + i)
+        min_p = tl.load(min_ps + i)
+        log_min_p = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
         share = uniform(tl.load(seeds + i), tl.load(sequences + i), tl.load(positions + i))
         if (top_k > 0) | (top_p < 1.0) | (log_min_p > float("-inf")):
             at = i.to(tl.int64) * MOST
@@ -129,6 +141,11 @@ def draw_kernel(
         else:
             token = draw_whole(row, vocab, temperature, peak, share, PIECE)
     tl.store(tokens + i, token.to(tl.int64))
+    if CHOSEN:
+        kept = tl.load(rows + i)
+        if kept >= 0:
+            tl.store(kept_ids + kept, token.to(tl.int64))
+            tl.store(kept_positions + kept, tl.load(kept_positions + kept) + 1)
 
 
 @triton.jit
@@ -149,21 +166,26 @@ def logprob_kernel(logits, tokens, wanted, logprobs, vocab, stride, PIECE: tl.co
 
 def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See registry.GreedyKernel. The vocabulary axis has unit stride."""
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    finite = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+    choose_into(logits, tokens, finite)
+    return tokens, finite
+
+
+def choose_into(logits: torch.Tensor, tokens: torch.Tensor, finite: torch.Tensor) -> None:
+    """The same into int64 and bool [n]."""
     num_rows, vocab = logits.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    finite = torch.empty(num_rows, dtype=torch.uint8, device=logits.device)
     if num_rows:
         choose_kernel[(num_rows,)](
             logits,
             tokens,
-            finite,
+            finite.view(torch.uint8),
             vocab,
             logits.stride(0),
             PIECE=min(_piece(vocab), _MOST_CHOSEN_PIECE),
             num_warps=8,
             enable_fp_fusion=True,
         )
-    return tokens, finite.view(torch.bool)
 
 
 def draw(logits: torch.Tensor, rows: DrawRows, fit: torch.Tensor) -> torch.Tensor:
@@ -171,18 +193,36 @@ def draw(logits: torch.Tensor, rows: DrawRows, fit: torch.Tensor) -> torch.Tenso
 
     Never draws a token with logit -inf. The vocabulary axis has unit stride.
     """
-    num_rows, vocab = logits.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     min_ps = torch.zeros_like(rows.top_ps) if rows.min_ps is None else rows.min_ps
-    if num_rows:
-        likely = torch.empty(num_rows, _MOST_LIKELY, dtype=torch.float32, device=logits.device)
-        likely_ids = torch.empty(num_rows, _MOST_LIKELY, dtype=torch.int32, device=logits.device)
-        draw_kernel[(num_rows,)](
-            logits, tokens, rows.temperatures, rows.top_ks, rows.top_ps, min_ps.log(), rows.seeds, rows.sequence_indexes,
-            rows.positions, fit.view(torch.uint8), likely, likely_ids, vocab, logits.stride(0), PIECE=_piece(vocab),
-            MOST=_MOST_LIKELY, num_warps=8, enable_fp_fusion=True,
-        )  # fmt: skip
+    if len(logits):
+        _draw(logits, tokens, rows, rows.positions, min_ps, fit)
     return tokens
+
+
+def draw_chosen(
+    logits: torch.Tensor, tokens: torch.Tensor, columns: FixedColumns, kept: KeptRows, positions: torch.Tensor,
+    fit: torch.Tensor,
+) -> None:  # fmt: skip
+    """Replace the tokens, those of `choose`, of the rows that are not greedy, and take all of them into `kept`.
+
+    `positions`: int64 [n], of the drawn tokens.
+    """
+    _draw(logits, tokens, columns, positions, columns.min_ps, fit, (columns.rows, kept.token_ids, kept.positions))
+
+
+def _draw(
+    logits: torch.Tensor, tokens: torch.Tensor, rows: DrawColumns, positions: torch.Tensor, min_ps: torch.Tensor,
+    fit: torch.Tensor, kept: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> None:  # fmt: skip
+    num_rows, vocab = logits.shape
+    likely = torch.empty(num_rows, _MOST_LIKELY, dtype=torch.float32, device=logits.device)
+    likely_ids = torch.empty(num_rows, _MOST_LIKELY, dtype=torch.int32, device=logits.device)
+    draw_kernel[(num_rows,)](
+        logits, tokens, rows.temperatures, rows.top_ks, rows.top_ps, min_ps, rows.seeds, rows.sequence_indexes,
+        positions, fit.view(torch.uint8), likely, likely_ids, *(kept or (tokens, tokens, tokens)), vocab, logits.stride(0),
+        PIECE=_piece(vocab), MOST=_MOST_LIKELY, CHOSEN=kept is not None, num_warps=8, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, written_dtype
-from paged_kernels.decoder import Embed, HeadNorm, Norm, RotateAndStore, Rows
+from paged_kernels.decoder import Embed, FixedColumns, HeadNorm, KeptRows, Norm, RotateAndStore, Rows
 from paged_kernels.gpu import row_kernels, token_draws
 from paged_kernels.gpu.backend import TritonBackend
 from paged_kernels.gpu.products import Products, pack_float8
@@ -86,7 +86,8 @@ def decoder_launches(shape: CacheShape, group: int, dtype: torch.dtype, width: i
         row_kernels.norm(Norm(Rows.STREAM, Rows.NORMED, weight, 1e-5), rows, rows)
         row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "silu")
         row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "gelu_tanh")
-        row_kernels.fill_inputs(ids, batch, ids, batch, shape.block_size)
+        columns, kept = FixedColumns(tokens, ids.device), KeptRows.zeros(tokens, 16, ids.device)
+        row_kernels.begin_step(columns, kept, ids, batch, ids, shape.block_size)
     return found + rotation_launches(shape, group, dtype)
 
 
@@ -110,5 +111,7 @@ def other_launches(dtype: torch.dtype, vocab_size: int) -> list[Launch]:
         TritonBackend(_H200).blocks.copy(torch.zeros(2, 2, 4, 1024, dtype=dtype), [(0, 1)])
         token_draws.choose(torch.zeros(rows, vocab_size))
         token_draws.draw(torch.zeros(rows, vocab_size), parameters, ones.bool())
+        columns, kept = FixedColumns(rows, ones.device), KeptRows.zeros(rows, 16, ones.device)
+        token_draws.draw_chosen(torch.zeros(rows, vocab_size), ones, columns, kept, ones, ones.bool())
         token_draws.chosen_logprobs(torch.zeros(rows, vocab_size), ones, ones.bool())
     return found

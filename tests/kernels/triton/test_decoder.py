@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from paged_kernels.decoder import (
     Gated,
     Head,
     HeadNorm,
+    KeptRows,
     Linear,
     Norm,
     Operator,
@@ -179,7 +181,9 @@ def check_fixed_steps(seeds: Sequence[int], record) -> None:
         cache, other = Cache(*sizes), Cache(*sizes)
         other.pool[:], pool = 0, cache.pool.to(DEVICE)
         pool[:] = 0
-        steps = backend.decoder.fixed_steps(program, 4, 3 + cache.tables.shape[1], pool)
+        kept = KeptRows.zeros(len(cache.tables), 3 + cache.tables.shape[1], pool.device)
+        kept.block_tables[:, : cache.tables.shape[1]] = cache.tables.to(DEVICE)
+        steps = backend.decoder.fixed_steps(program, 4, kept, pool)
         assert steps is not None
         for i, rows in enumerate([(0, 1, 2), (3,), (2, 0, 3, 1), (1, 3)]):
             spans = [(row, 20 + i, 21 + i) for row in rows]
@@ -189,9 +193,20 @@ def check_fixed_steps(seeds: Sequence[int], record) -> None:
                 backend.decoder, ReferenceBackend(), case.operators, case.table[ids] * 0.5, case.num_heads, other, batch
             )
             count = 1 if len(rows) == 1 else 4
-            steps.take(ids.to(DEVICE), on_device(batch), count)
+            for row, token_id in zip(rows, ids.tolist(), strict=True):
+                kept.token_ids[row], kept.positions[row] = token_id, 20 + i
+            given = steps.columns.packed(
+                rows=np.array(rows, np.int32), temperatures=np.full(len(rows), i % 2, np.float32)
+            )
+            steps.columns.memory.copy_(torch.from_numpy(given).to(DEVICE))
             steps.run(count)
-            assert near(steps.logits(count)[: len(rows)], stream @ case.head.T, case.dtype) < 1, (seed, i)
+            logits, (tokens, finite) = steps.logits(len(rows)), steps.chosen(len(rows))
+            assert near(logits, stream @ case.head.T, case.dtype) < 1, (seed, i)
+            assert finite.all()
+            assert kept.token_ids[list(rows)].tolist() == tokens.tolist()
+            assert kept.positions[list(rows)].tolist() == [21 + i] * len(rows)
+            if not i % 2:
+                assert tokens.tolist() == logits.argmax(-1).tolist()
     record("size", f"triton fixed decode steps: {len(seeds)} random decoders of {WHOLE}")
 
 

@@ -1,5 +1,7 @@
 """The fake device is for a process of its own (see `tensors.install`), which `tests/worker/test_fake_cuda.py` starts."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,16 @@ from tests.support.cuda import TEST_DEVICE
 from tests.support.worker.adapter_folders import make_adapter
 
 collect_ignore_glob = [] if TEST_DEVICE == "fake-cuda" else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def no_recordings() -> Iterator[None]:
+    """Recordings of other tests are gone."""
+    from tests.worker.fake_cuda.recorder import RECORDER
+
+    gc.collect()
+    RECORDER.forget()
+    yield
 
 
 @pytest.fixture(scope="session")

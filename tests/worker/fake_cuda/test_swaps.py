@@ -7,11 +7,13 @@ import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, BlockMover, CacheShape, Pairs, swap_blocks
 from paged_kernels.gpu.block_moves import TritonBlocks
+from protos.worker.v1 import worker_pb2
+from svc_common import wire_arrays
 from tests.worker.fake_cuda.device import FakeCuda
 from tests.worker.fake_cuda.ledger import LEDGER
 from tests.worker.fake_cuda.side_stream import FakeSideStream, Unordered
+from worker_svc.device import swaps
 from worker_svc.device.streams import SideStream, StreamEvent
-from worker_svc.model import swaps
 from worker_svc.model.cache_engine import CacheEngine
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, SHAPE = 12, 10, CacheShape(2, 1, 8)
@@ -111,6 +113,25 @@ def test_steps_of_all_moves(seed, monkeypatch):
     assert torch.equal(cache.host_pool, host)
 
 
+@pytest.mark.parametrize("num_staged", [1, 3])
+def test_images_beside_swaps(num_staged, monkeypatch):
+    """Blocks that are read for another worker, and blocks of another worker, go through the same buffers."""
+    cache, other = made(monkeypatch, num_staged), made(monkeypatch, num_staged, dtype=torch.float32)
+    other.device_pool.zero_()
+    blocks = [9, 0, 4, 5, 2]
+    cache.swap_out(SIX[:4])
+    image = cache.read(blocks)
+    cache.swap_out([(7, 6), (8, 7)])
+    other.swap_out(SIX[:3])
+    other.images.put("a", 0, image.numpy().tobytes())
+    pairs = [(1, 3), (2, 11), (4, 0)]
+    other.place([worker_pb2.PlacedImage(image="a", blocks=wire_arrays.pack_pairs(pairs))])
+    assert not other.host_pool.any()
+    for place, block in pairs:
+        assert torch.equal(other.device_pool[:, :, block].cpu(), cache.device_pool[:, :, blocks[place]].cpu())
+    assert int(other.device_pool.cpu().any(dim=(0, 1, 3)).sum()) == len(pairs)
+
+
 # --- a missing wait is found -----------------------------------------------------------------------------------------
 
 SIX = [(i, i) for i in range(6)]
@@ -157,9 +178,10 @@ def test_host_memory_is_late(monkeypatch):
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_host_blocks", "num_staged"), [(0, 0), (1, 1), (5, 3), (1000, 4)])
+@pytest.mark.parametrize(("num_host_blocks", "num_staged"), [(0, 1), (1, 1), (5, 3), (1000, 4)])
 def test_buffers_are_bounded_and_counted(num_host_blocks, num_staged, monkeypatch):
-    """Two, each of the bytes that a piece may have, or of half the swap space; the same number as the worker's budget."""
+    """Two, each of the bytes that a piece may have, or of half the swap space, but of one block at least; the same
+    number as the worker's budget."""  # fmt: skip
     monkeypatch.setattr(swaps, "_BUFFER_BYTES", 4 * BLOCK_BYTES)
     before = LEDGER.num_bytes
     cache = CacheEngine(

@@ -21,6 +21,7 @@ from paged_kernels.decoder import (
     FixedSteps,
     Gather,
     Head,
+    KeptRows,
     PackedWeights,
     PreparedProgram,
     Program,
@@ -82,13 +83,13 @@ class FusedDecoder:
         embed = self._embed()
         return None if embed is None else self._form.decoding(embed, head)
 
-    def fixed_steps(self, head: PackedWeights, num_rows: int, width: int) -> FixedSteps | None:
-        """Decode steps at fixed addresses over the bound cache.
+    def fixed_steps(self, head: Head, num_rows: int, kept: KeptRows) -> FixedSteps | None:
+        """Decode steps of rows of `kept` at fixed addresses, over the bound cache.
 
         None if the embedding is of another kind, or rows are on the host.
         """
         embed = self._embed()
-        return None if embed is None else self._form.fixed(embed, head, num_rows, width, self._pool)
+        return None if embed is None else self._form.fixed(embed, head, num_rows, kept, self._pool)
 
     def _embed(self) -> Embed | None:
         """The lookup of token ids; None if the embedding does more."""
@@ -148,12 +149,10 @@ class ProgramForm:
         operators = [embed, *self.program.operators, *parts, Choose(parts[0].width or head.columns)]
         return self.kernels.prepare_decode(replace(self.program, operators=operators), self.cache_dtype)
 
-    def fixed(
-        self, embed: Embed, head: PackedWeights, num_rows: int, width: int, pool: torch.Tensor
-    ) -> FixedSteps | None:
+    def fixed(self, embed: Embed, head: Head, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> FixedSteps | None:
         """The decoder between an embedding and a head."""
-        operators = [embed, *self.program.operators, Head(head)]
-        return self.kernels.fixed_steps(replace(self.program, operators=operators), num_rows, width, pool)
+        operators = [embed, *self.program.operators, head]
+        return self.kernels.fixed_steps(replace(self.program, operators=operators), num_rows, kept, pool)
 
 
 @dataclass(frozen=True, slots=True)

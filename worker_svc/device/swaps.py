@@ -32,7 +32,7 @@ _BUFFER_BYTES = 16 * 2**20
 
 def piece_blocks(block_bytes: int, num_host_blocks: int) -> int:
     """Blocks that one buffer holds: no more than can be swapped, and at least one."""
-    return min(max(1, _BUFFER_BYTES // max(1, block_bytes)), -(-num_host_blocks // NUM_BUFFERS))
+    return max(1, min(_BUFFER_BYTES // max(1, block_bytes), -(-num_host_blocks // NUM_BUFFERS)))
 
 
 def staging_bytes(block_bytes: int, swap_bytes: int) -> int:
@@ -175,7 +175,7 @@ class StagedSwaps:
 
     def _pieces(self, pairs: Pairs) -> Iterator[tuple[Pairs, _Buffer]]:
         """The pairs in pieces that fit a buffer, with the buffers in turn."""
-        size = max(1, len(self._buffers[0].memory))
+        size = len(self._buffers[0].memory)
         for begin in range(0, len(pairs), size):
             self._buffers.append(self._buffers.pop(0))
             yield pairs[begin : begin + size], self._buffers[-1]
