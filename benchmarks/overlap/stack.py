@@ -90,9 +90,9 @@ class TimedStack:
             worker = started.enter_context(_Worker(self._arguments))
             overlap = ["--overlap" if self._overlap else "--no-overlap"]
             ports = ("--port", "0", "--admin-port", "0", "--metrics-port", "0")
-            scheduler = _service(started, "scheduler", "--worker", worker.address, *ports, *overlap)
+            scheduler = started_service(started, "scheduler", "--worker", worker.address, *ports, *overlap)
             doors = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
-            gateway = _service(started, "gateway", "--scheduler", scheduler.address, *doors)
+            gateway = started_service(started, "gateway", "--scheduler", scheduler.address, *doors)
             self._address = gateway.address
             until_serving(self._address)
             self._exits = started.pop_all()
@@ -138,7 +138,8 @@ class _Worker:
         self._process.communicate(timeout=30)
 
 
-def _service(stack: ExitStack, name: str, *arguments: str) -> ServiceProcess:
+def started_service(stack: ExitStack, name: str, *arguments: str) -> ServiceProcess:
+    """Start `quire serve NAME ARGUMENTS`; it listens. It ends with `stack`."""
     process = ServiceProcess(name, [name, *arguments], environ=os.environ, on_line=ignore_line)
     stack.callback(process.wait, 10.0)
     stack.callback(process.terminate)

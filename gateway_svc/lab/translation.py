@@ -121,13 +121,16 @@ def _snapshot(
 
 
 def _pools(blocks: pb.GetBlocksResponse, workers: Sequence[pb.Worker]) -> list[LabPool]:
-    """Pools of equal size, one per worker, and the host's. With rules that reserve the first block, names begin at 1."""
-    num_ranks = max(1, len(workers))
-    total = blocks.gpu.total // num_ranks
-    has_null_block = bool(workers) and workers[0].num_gpu_blocks == total + 1
-    suffixes = [""] if num_ranks == 1 else [f"@{rank}" for rank in range(num_ranks)]
-    devices = [LabPool(DEVICE, suffix, int(has_null_block), total) for suffix in suffixes]
-    return [*devices, *([LabPool(HOST, "", 0, blocks.cpu.total)] if blocks.cpu.total else [])]
+    """Those of the worker, or of each. With rules that reserve the first block, names begin at 1."""
+    if len(workers) <= 1:
+        first = int(bool(workers) and workers[0].num_gpu_blocks == blocks.gpu.total + 1)
+        devices, hosts = [LabPool(DEVICE, "", first, blocks.gpu.total)], [LabPool(HOST, "", 0, blocks.cpu.total)]
+    else:
+        sized = [worker for worker in workers if worker.num_gpu_blocks]
+        first = int(sum(worker.num_gpu_blocks for worker in sized) == blocks.gpu.total + len(sized))
+        devices = [LabPool(DEVICE, f"@{w.lane}", first, w.num_gpu_blocks - first) for w in sized]
+        hosts = [LabPool(HOST, f"@{w.lane}", 0, w.num_cpu_blocks) for w in sized]
+    return [*devices, *(pool for pool in hosts if pool.total)]
 
 
 def listed(request: pb.LiveRequest) -> Listed:

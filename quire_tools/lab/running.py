@@ -48,7 +48,7 @@ class RunningReplay(RunObserver):
         return LabSnapshot(
             step=step,
             block_size=self.core.limits.block_size,
-            pools=_pools(self.core.state.cache.ledger),
+            pools=_pools(self.core.ledger),
             cached=self.core.cached_blocks(),
             requests=rows[:MAX_LISTED],
             reasons=[ReasonCount(queue, reason, count) for (queue, reason), count in sorted(counts.items())],

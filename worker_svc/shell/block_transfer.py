@@ -13,7 +13,7 @@ import grpc
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import wire_arrays
-from svc_common.errors import Aborted, FailedPrecondition, InvalidArgument
+from svc_common.errors import Aborted, ConfigError, FailedPrecondition, InvalidArgument
 from svc_common.net import rpc
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import WORKER
@@ -77,6 +77,10 @@ class BlockTransfer:
         self._check_owner(request.epoch)
         if not request.image:
             raise InvalidArgument.field("image", "is empty")
+        try:
+            self._peers.check(request.source, WORKER)
+        except ConfigError as error:
+            raise InvalidArgument.field("source", error.message) from None
         nonce, path = secrets.token_bytes(_NONCE_BYTES), _made_shared()
         try:
             if path is not None:

@@ -163,7 +163,9 @@ class GraphReader:
         elif tag == _LIST:
             (item.update if isinstance(item, set) else item.extend)(map(self._value, parts[1]))
         elif tag == _DICT:
-            item.update(zip(map(self._value, parts[1]), map(self._value, parts[2]), strict=True))
+            # Not `update`, by which a Counter counts pairs.
+            for key, value in zip(parts[1], parts[2], strict=True):
+                item[self._value(key)] = self._value(value)
         else:
             _, names = self._classes[parts[0]]
             for name, value in zip(names, parts[1:], strict=True):

@@ -223,3 +223,22 @@ async def test_a_scheduler_that_is_away_is_said_and_pages_are_bounded() -> None:
             await eventually(lambda: page.errors, "it is said")
         assert page.errors[0]["code"] == "scheduler_away"
         assert (await http.get("/lab/steps")).status_code == 503
+
+
+def test_pools_of_unequal_workers() -> None:
+    """Each has its own size; one that is not there yet has none; with rules that reserve a block, names begin at 1."""
+    workers = pb.ListWorkersResponse(
+        workers=[
+            pb.Worker(lane=0, num_gpu_blocks=40, num_cpu_blocks=3),
+            pb.Worker(lane=1),
+            pb.Worker(lane=2, num_gpu_blocks=100),
+        ]
+    )
+    blocks = pb.GetBlocksResponse(block_size=16, gpu=pb.BlockPool(total=140), cpu=pb.BlockPool(total=3))
+    pools = translation.snapshot(blocks, workers).pools
+    assert [(p.tier, p.suffix, p.first, p.total) for p in pools] == [
+        ("g", "@0", 0, 40), ("g", "@2", 0, 100), ("c", "@0", 0, 3),
+    ]  # fmt: skip
+    blocks.gpu.total = 138
+    pools = translation.snapshot(blocks, workers).pools
+    assert [(p.first, p.total) for p in pools if p.tier == "g"] == [(1, 39), (1, 99)]

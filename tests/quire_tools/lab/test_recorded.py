@@ -26,8 +26,17 @@ from tests.support.services.lab_recordings import client, recording
 from tests.support.services.scripted_engine import asynchronous
 
 POLICIES = [
-    *("quire", "vllm-v0"),
-    *(pytest.param(policy, marks=pytest.mark.long) for policy in ("vllm-v1", "chitu", "chitu-dp")),
+    *[("quire", False), ("vllm-v0", False), ("quire", True)],
+    *(
+        pytest.param(policy, several, marks=pytest.mark.long)
+        for policy, several in [
+            ("vllm-v1", False),
+            ("chitu", False),
+            ("chitu-dp", False),
+            ("vllm-v0", True),
+            ("vllm-v1", True),
+        ]
+    ),
 ]
 
 
@@ -38,6 +47,7 @@ class Course(RunObserver):
         self.tables: dict[int, dict[str, list[str]]] = {}
         self.reasons: dict[int, dict[str, tuple[str, str]]] = {}
         self.cached: dict[int, list[str]] = {}
+        self.pools: dict[int, set[tuple[str, str, int, int]]] = {}
         self._timelines = Timelines(lambda request_id: True)
         self._core: Scheduler | None = None
         Replayer(self).run(found.segments())
@@ -52,6 +62,7 @@ class Course(RunObserver):
             return
         self.tables[plan.step] = self._core.block_tables()
         self.cached[plan.step] = self._core.cached_blocks()
+        self.pools[plan.step] = pools(self._core)
         self.reasons[plan.step] = {
             request_id: (episode.queue, episode.reason.value)
             for request_id, request in self._core.state.requests.items()
@@ -59,6 +70,20 @@ class Course(RunObserver):
             for episode in self._timelines.episodes(request_id)[-1:]
             if episode.to_step is None and episode.reason is not Reason.ENDED
         }
+
+
+def pools(core: Scheduler) -> set[tuple[str, str, int, int]]:
+    """Tier, suffix of block names, first name and the one behind the last, of each worker's pools that have blocks."""
+    found = set()
+    for worker in core.workers:
+        for rank, ledger in enumerate(worker.state.cache.ledger.parts()):
+            number = worker.state.number + rank
+            first, total = len(ledger.gpu.reserved), ledger.gpu.counts().total
+            found |= {("g", number, first, first + total), ("c", number, 0, ledger.cpu.counts().total)}
+    is_one = len({number for _, number, _, _ in found}) == 1
+    return {
+        (tier, "" if is_one else f"@{number}", first, end) for tier, number, first, end in found if tier == "g" or end
+    }
 
 
 def rebuilt(steps: list[Step]) -> dict[int, dict[str, list[str]]]:
@@ -74,10 +99,10 @@ def rebuilt(steps: list[Step]) -> dict[int, dict[str, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "several"), POLICIES)
+def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, several: bool, tmp_path: Path) -> None:
     """Tables, cached blocks, queues and reasons as a replay from the beginning has them; asked for in any order, in any pieces."""
-    found = recording(tmp_path, policy)
+    found = recording(tmp_path, policy, several=several)
     course, source, rng = Course(found), RecordedLabSource(found), random.Random(policy)
     numbers = asyncio.run(source.about()).overview.step  # type: ignore[union-attr]
     assert numbers == sorted(course.tables) and len(numbers) > 20
@@ -90,6 +115,9 @@ def test_each_step_has_the_state_that_the_scheduler_was_in(policy: str, tmp_path
             assert tables == course.tables[step]
         for step in steps:
             assert step.snapshot is not None and step.snapshot.cached == course.cached[step.step]
+            assert {(p.tier, p.suffix, p.first, p.first + p.total) for p in step.snapshot.pools} == course.pools[
+                step.step
+            ]
             reasons = {r.id: (r.queue, r.reason) for r in step.snapshot.requests}
             known = {i: r for i, r in course.reasons[step.step].items() if i in reasons}
             assert {i: reasons[i] for i in known} == known

@@ -54,7 +54,12 @@ def random_setting(policy: str, rng: random.Random) -> Setting:
 
 
 def with_workers(setting: Setting, rng: random.Random) -> Setting:
-    """The same for one to four worker groups; one has all blocks of the limits, some of the others fewer."""
+    """The same for one to four worker groups; one has all blocks of the limits, some of the others fewer.
+
+    Data-parallel ranks are one group.
+    """
+    if setting.spec.phases == "ranks":
+        return setting
     blocks, on_host = setting.limits.num_gpu_blocks, setting.limits.num_cpu_blocks
     pools = [PoolSize(blocks, on_host)]
     for _ in range(rng.randint(0, 3)):

@@ -1,5 +1,6 @@
 """Models as programs over packed weights: which are, that they compute what their modules do, what happens where they do not."""
 
+import functools
 import logging
 import os
 import weakref
@@ -7,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from transformers import Qwen2ForCausalLM
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 
@@ -75,15 +77,30 @@ def test_which_families_are_programs(family, families):
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
-def test_the_head_is_called_directly_where_it_makes_logits_alone(family, families, monkeypatch):
-    """The model's own forward pass is left out, but not where it does more to logits (gemma2 caps them)."""
+def test_the_head_is_called_directly_where_its_logits_are_known(family, families, monkeypatch):
+    """The model's own forward pass is left out; gemma2 caps its logits, as its configuration says."""
     engine = make_engine(families[family].path)
     calls, model = [], engine._loaded.model._model
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda **given: calls.append(1) or forward(**given))
     driver = served(engine)
-    assert bool(calls) == (family == "gemma2")
+    assert not calls
     check_equal(driver, served(families[family].engine), tolerance=0)
+
+
+def test_the_head_is_not_called_directly_where_logits_are_others(families, monkeypatch):
+    """A model that does more to logits than its configuration says runs its own forward pass."""
+    forward = Qwen2ForCausalLM.forward
+
+    @functools.wraps(forward)
+    def halved(self, *args, **given):
+        out = forward(self, *args, **given)
+        out.logits = out.logits / 2
+        return out
+
+    monkeypatch.setattr(Qwen2ForCausalLM, "forward", halved)
+    engine = make_engine(families["qwen2"].path)
+    assert engine._loaded.model._plain_head is None
 
 
 def some_quick(names, quick):
