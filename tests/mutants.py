@@ -29,6 +29,7 @@ class Mutant:
     tests: str = "tests/core/test_corner_decisions.py"
 
 
+_MOVES = "tests/core/test_live_move.py"
 MUTANTS = (
     Mutant("withdrawn", f"{CORE}/policies/mixed/mixed.py", "builder.budget.give_back(sum(withdrawn))", "pass"),
     Mutant("ties-of-victims", f"{CORE}/parts/preemption.py", "-group.ticket", "group.ticket"),
@@ -93,14 +94,17 @@ MUTANTS = (
         "min(_MOST_CAUTION, self._caution + _RISE)",
         "self._caution + _RISE",
     ),
-    Mutant("stuck-check-on-every-lane", f"{CORE}/scheduler.py", "        if is_last:\n", "        if True:\n"),
+    Mutant(
+        "stuck-check-on-every-lane", f"{CORE}/workers/worker_group.py", "        if is_last:\n", "        if True:\n"
+    ),
     Mutant(
         "stuck-check-never",
-        f"{CORE}/scheduler.py",
+        f"{CORE}/workers/worker_group.py",
         "        if is_last:\n",
         "        if False:\n",
         "tests/core/policies/chitu/test_chitu_repairs.py",
     ),
+    Mutant("moved-but-kept", f"{CORE}/workers/live_move.py", "    source.drop(group)\n", "", _MOVES),
     Mutant(
         "swap-in-need",
         f"{CORE}/policies/mixed/swap_in.py",
