@@ -102,6 +102,17 @@ CONFIGS: dict[str, dict[str, object]] = {
     "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
     # Its window is in its masks alone: attention is not told.
     "phimoe": _experts("phimoe", sliding_window=SLIDING_WINDOW),
+    # Windows of some layers, in its masks alone; an expert that computes all tokens.
+    "qwen2_moe": _gated(
+        "qwen2_moe",
+        use_sliding_window=True,
+        sliding_window=SLIDING_WINDOW,
+        layer_types=["full_attention", "sliding_attention"],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=HIDDEN,
+        shared_expert_intermediate_size=HIDDEN,
+    ),
     # Its router asks what its weights are made of.
     "hunyuan_v1_moe": _experts("hunyuan_v1_moe", num_experts=4, moe_topk=2, head_dim=16),
 }

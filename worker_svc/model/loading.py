@@ -35,8 +35,9 @@ from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
 from worker_svc.model.row_model import RowModel
-from worker_svc.model.sharding.shards import WHOLE, Shard, sharded
-from worker_svc.ranks.member import ALONE, RankPlace
+from worker_svc.model.sharding.plan import sharded
+from worker_svc.model.sharding.shards import WHOLE, Shard
+from worker_svc.ranks.member import ALONE, RankPlace, arithmetic_id
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
 
@@ -151,7 +152,7 @@ def load(
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
-    found, shard = sharded(found, cls, ranks.rank, ranks.size)
+    found, cls, shard = sharded(found, cls, ranks.rank, ranks.size)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
     progress("kernels", _WEIGHTS_FROM / 2)
@@ -181,7 +182,7 @@ def load(
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
-    ranks.agree("the checkpoint's digest", found.digest())
+    _agree(ranks, found, shard)
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums)
     calls = model.probe(max_model_len)
     shape = architecture.check_calls(
@@ -239,6 +240,13 @@ def _refused_attention(name: str, problem: str) -> ConfigError:
     return ConfigError(
         f"--attention-backend {name} {problem}: use --attention-backend auto", reason="ATTENTION_UNSUPPORTED"
     )
+
+
+def _agree(ranks: RankPlace, found: checkpoint.Checkpoint, shard: Shard) -> None:
+    """Raise ConfigError, with both values, for ranks that would not compute the same."""
+    ranks.agree("the checkpoint's digest", found.digest())
+    if shard.experts is not None:  # each rank routes tokens itself, and the last bits decide a near tie
+        ranks.agree("what routers are computed with", arithmetic_id())
 
 
 def _joined_model(

@@ -2,12 +2,14 @@
 ranks find that they are no longer equal.
 """
 
+import platform
 import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from paged_kernels.backend import KernelBackend
 from paged_kernels.ranks import PeerLost, RankSums, SharedFile, SharedSums, TorchSums, shared_bytes, torch_store
@@ -56,6 +58,17 @@ def host_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def arithmetic_id() -> str:
+    """What the last bits of a product depend on: processor, vector instructions, threads and torch."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    threads, vectors = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    return f"{name} ({vectors}), {threads} threads, torch {torch.__version__}"
 
 
 class GroupRanks(RankPlace):

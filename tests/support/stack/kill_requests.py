@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire import SamplingParams
 from quire.client.messages import RequestOptions
-from quire.client.outputs import RequestOutput
+from quire.client.outputs import Logprob, RequestOutput
 from quire.client.sampling_params import BeamSearchParams, StructuredOutputsParams
 from quire.client.sync_client import Client
 from tests.support.stack.supervised import Case, Readings
@@ -20,7 +20,7 @@ class ChoiceRead:
     """What is compared of a choice. `logprobs`: None = not asked for."""
 
     token_ids: list[int]
-    logprobs: object
+    logprobs: list[dict[int, Logprob]] | None
     text: str
     finish_reason: str | None
     stop_reason: str | int | None
@@ -63,6 +63,25 @@ def output_of(output: RequestOutput) -> Output:
     return [ChoiceRead(list(c.token_ids), c.logprobs, c.text, c.finish_reason, c.stop_reason) for c in output.outputs]
 
 
+def same(found: Output, wanted: Output, logprob_tolerance: float) -> bool:
+    """Whether all is equal, but for log probabilities that differ by no more than the tolerance."""
+    return [_rounded(*pair, logprob_tolerance) for pair in zip(found, wanted, strict=True)] == wanted
+
+
+def _rounded(found: ChoiceRead, wanted: ChoiceRead, tolerance: float) -> ChoiceRead:
+    """`found` with the log probabilities of `wanted` where they are as close as that."""
+    pairs = zip(found.logprobs or [], wanted.logprobs or [], strict=False)
+    rounded = [
+        {token: _closer(value, theirs.get(token), tolerance) for token, value in own.items()} for own, theirs in pairs
+    ]
+    return replace(found, logprobs=rounded) if found.logprobs else found
+
+
+def _closer(found: Logprob, wanted: Logprob | None, tolerance: float) -> Logprob:
+    is_close = wanted is not None and abs(found.logprob - wanted.logprob) <= tolerance
+    return replace(found, logprob=wanted.logprob) if wanted is not None and is_close else found
+
+
 def undisturbed(address: str, wanted: Mapping[str, Case]) -> dict[str, Output]:
     """All at once; those with a schema end by themselves."""
     with Client(address) as client, ThreadPoolExecutor(len(wanted)) as threads:
@@ -73,9 +92,16 @@ def undisturbed(address: str, wanted: Mapping[str, Case]) -> dict[str, Output]:
 
 
 def repeat(
-    address: str, wanted: Mapping[str, Case], expected: Mapping[str, Output], meanwhile: Callable[[Readings], None]
+    address: str,
+    wanted: Mapping[str, Case],
+    expected: Mapping[str, Output],
+    meanwhile: Callable[[Readings], None],
+    *,
+    logprob_tolerance: float = 0.0,
 ) -> tuple[int, int]:
     """Reads all at the same time, again and again until `meanwhile` is over: how many requests and tokens came.
+
+    `logprob_tolerance`: of models whose last bits depend on the batch.
 
     AssertionError where a token is lost, repeated or another one; what ended a stream with an error.
     """
@@ -85,7 +111,7 @@ def repeat(
         count = 0
         while not (over.is_set() and count):
             found = output_of(readings.follow(client, wanted[name]))
-            assert found == expected[name], f"{name} has another output"
+            assert same(found, expected[name], logprob_tolerance), f"{name} has another output"
             count += 1
         return count
 

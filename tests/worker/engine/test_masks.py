@@ -10,7 +10,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
 from svc_common.errors import ConfigError
-from tests.support.checkpoints import SLIDING_WINDOW, config_of, make_checkpoint, make_model
+from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
 from tests.support.worker.driver import new_engine
 from tests.worker.engine.families import Family
 from tests.worker.engine.test_families import check_lives, make_world
@@ -19,16 +19,6 @@ from worker_svc.model import masks
 from worker_svc.model.masks import MaskKind
 
 _TOKENS = 8
-_QWEN2_MOE = config_of("llama") | {
-    "model_type": "qwen2_moe",
-    "use_sliding_window": True,
-    "sliding_window": SLIDING_WINDOW,
-    "layer_types": ["full_attention", "sliding_attention"],
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-}
 _QWEN2 = {"use_sliding_window": True, "sliding_window": SLIDING_WINDOW, "layer_types": ["sliding_attention"] * 2}
 
 
@@ -46,7 +36,7 @@ def llama(tmp_path_factory):
 
 def test_windows_of_some_layers(tmp_path):
     """Qwen2-MoE tells attention nothing of its windows: whatever a scheduler does to rows, tokens are those of generate."""
-    world = make_world(Family("qwen2_moe", make_model(_QWEN2_MOE, tmp_path / "m")), _TOKENS)
+    world = make_world(Family("qwen2_moe", make_checkpoint("qwen2_moe", tmp_path / "m")), _TOKENS)
     check_lives(world, seeds=range(1), num_tokens=_TOKENS)
     assert world.engine._loaded.limits.sliding_window == 0
 
