@@ -51,6 +51,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "NUM_WORKERS",
         "OTHER_VERSION",
         "PICKLED_WEIGHTS",
+        "PIPELINE_PARALLEL",
         "PLAIN_TEXT",
         "PORT_IN_USE",
         "QUANTIZATION_UNSUPPORTED",

@@ -77,7 +77,7 @@ async def serve(
     ConfigError if the port is taken or the model cannot be loaded (calls of LoadModel get the reason too),
     Unavailable (DEVICE_LOST) if the engine is lost.
     """
-    if settings.tensor_parallel > 1:
+    if settings.num_ranks > 1:
         await _serve_rank(settings, on_ready=on_ready, watchers=watchers or Watchers(), stop=stop)
         return
     await serve_engine(settings, lambda: _model_engine(settings), on_ready=on_ready, watchers=watchers, stop=stop)

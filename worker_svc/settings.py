@@ -108,21 +108,35 @@ class WorkerSettings(ShellSettings):
     """Largest rank of an adapter."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes (ranks) that share each product of a worker; each loads a part of the weights. CPU only."""
+    pipeline_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Stages of a worker, each with a range of the model's layers and of --tensor-parallel ranks. CPU only."""
     rank: Annotated[int, Field(ge=0)] = 0
-    """This process's number in the group of --tensor-parallel; 0 is the worker that schedulers know."""
+    """This process's number in the group of --tensor-parallel x --pipeline-parallel; 0 is the worker that schedulers know."""
     leader: Annotated[str, Field(validate_default=True)] = ""
     """HOST:PORT where rank 0 listens for the others (its --group-port); for ranks above 0."""
     group_port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_GROUP_PORT
     """Port where rank 0 listens for the other ranks; 0 = any free one."""
     rank_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds that a rank waits for another one within a step, before the group ends and is restarted."""
+    """Seconds that a rank waits for another one within a step, before the group ends and is restarted. With several stages they
+    must exceed the longest step."""
 
     @field_validator("rank")
     @classmethod
     def _rank_is_in_the_group(cls, value: int, others: ValidationInfo) -> int:
-        size = others.data.get("tensor_parallel", 1)
-        if value >= size:
-            raise ValueError(f"{value} is not below --tensor-parallel {size}; ranks are 0 to {size - 1}")
+        tensor, stages = others.data.get("tensor_parallel", 1), others.data.get("pipeline_parallel", 1)
+        if value >= tensor * stages:
+            product = f" x --pipeline-parallel {stages}" if stages > 1 else ""
+            raise ValueError(
+                f"{value} is not below --tensor-parallel {tensor}{product}; ranks are 0 to {tensor * stages - 1}"
+            )
+        return value
+
+    @field_validator("pipeline_parallel")
+    @classmethod
+    def _stages_read_safetensors(cls, value: int, others: ValidationInfo) -> int:
+        model = others.data.get("model")
+        if value > 1 and model is not None and model.suffix == ".gguf":
+            raise ValueError(f"{value} excludes GGUF files, and --model is {model}; use a folder of safetensors")
         return value
 
     @field_validator("leader")
@@ -165,6 +179,11 @@ class WorkerSettings(ShellSettings):
         if not _DEVICE.fullmatch(value):
             raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
         return value
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the worker."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def bits(self) -> int:

@@ -143,6 +143,7 @@ class LocalStack:
         services are stopped then.
         """
         extras.require("starting the services", *extras.services(simulated=self.options.simulated))
+        self.options.check()
         deadline = time.monotonic() + self._start_timeout_s
         try:
             self._ports = self._reserved.enter_context(ports.reserved(self.options.host, self.options.wanted_ports))

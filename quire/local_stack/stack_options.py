@@ -16,6 +16,7 @@ from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
+from svc_common.errors import ConfigError
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
 from svc_common.observability.log_format import LogFormat
 
@@ -31,10 +32,9 @@ _WORKER = "worker"
 class StackOptions:
     """What to start. `model` None = the built-in one; `simulated` = the worker without a model.
 
-    `workers`: how many of them, each of `tensor_parallel` processes. Ports: 0 = any free one. `adapters`: folders of
-    LoRA adapters to load at the start, by name. `policy`: a preset's name or a policy file; `policy_set`: "KEY=VALUE" on
-    top of it; `max_num_seqs`,
-    `max_num_batched_tokens`: None = what the policy says.
+    `workers`: how many of them, each of `tensor_parallel` x `pipeline_parallel` processes. Ports: 0 = any free one.
+    `adapters`: folders of LoRA adapters to load at the start, by name. `policy`: a preset's name or a policy file;
+    `policy_set`: "KEY=VALUE" on top of it; `max_num_seqs`, `max_num_batched_tokens`: None = what the policy says.
     `*_args`: further options of `quire serve worker | scheduler | gateway` as on the command line. `restart`: how and how often
     `LocalStack.revive` starts again what died.
     `tls`: folder of `quire certs`: mutual TLS on every hop. `tenants`: file of API keys and quotas. `insecure`: plain text may
@@ -45,6 +45,7 @@ class StackOptions:
     simulated: bool = False
     workers: int = 1
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     host: str = "127.0.0.1"
     grpc_port: int = 0
     http_port: int = 0
@@ -83,7 +84,7 @@ class StackOptions:
             },
             **{
                 follower: [
-                    *(*worker, "--tensor-parallel", str(self.tensor_parallel), "--rank", str(rank)),
+                    *(*worker, *self._group_sizes, "--rank", str(rank)),
                     *("--leader", f"{self.host}:{port[f'{name} --group-port']}"),
                     *(*self._peer_args(WORKER), *self._log_args, *self.worker_args),
                 ]
@@ -100,6 +101,7 @@ class StackOptions:
                 *self._policy_args,
                 *(part for name, path in self.adapters.items() for part in ("--adapter", f"{name}={path}")),
                 *self._log_args,
+                *self._overlap_args,
                 *self.scheduler_args,
             ],
             "gateway": [
@@ -120,13 +122,36 @@ class StackOptions:
     def ranks_of(self, name: str) -> list[str]:
         """Services of the worker that the service `name` is a rank of, rank 0 first; `name` alone if it is no worker."""
         worker = name.partition("-rank-")[0]
-        count = self.tensor_parallel if worker in self.worker_names else 1
+        count = self._num_ranks if worker in self.worker_names else 1
         return [worker, *(f"{worker}-rank-{rank}" for rank in range(1, count))]
 
     def _rank_zero(self, name: str, port: Mapping[str, str]) -> list[str]:
-        if self.tensor_parallel == 1:
-            return []
-        return ["--tensor-parallel", str(self.tensor_parallel), "--group-port", port[f"{name} --group-port"]]
+        return [*self._group_sizes, "--group-port", port[f"{name} --group-port"]] if self._num_ranks > 1 else []
+
+    @property
+    def _num_ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def check(self) -> None:
+        """Raise ConfigError for options that exclude each other."""
+        if self.pipeline_parallel > 1 and self.adapters:
+            name, path = next(iter(self.adapters.items()))
+            raise ConfigError(
+                f"--pipeline-parallel {self.pipeline_parallel} excludes adapters, and --adapter is {name}={path}; use "
+                "--tensor-parallel for them",
+                reason="PIPELINE_PARALLEL",
+            )
+
+    @property
+    def _overlap_args(self) -> list[str]:
+        """Batches of different rows are sent ahead to stages, which compute them at the same time."""
+        has_batches = self.pipeline_parallel > 1 and self.choice.spec.num_groups() > 1
+        return ["--overlap"] if has_batches else []
+
+    @property
+    def _group_sizes(self) -> list[str]:
+        sizes = {"--tensor-parallel": self.tensor_parallel, "--pipeline-parallel": self.pipeline_parallel}
+        return [part for option, size in sizes.items() if size > 1 for part in (option, str(size))]
 
     @property
     def choice(self) -> PolicyChoice:
@@ -180,6 +205,6 @@ class StackOptions:
             "--admin-port": self.admin_port,
             "--admin-http-port": self.admin_http_port,
         }
-        doors = ("--port", "--metrics-port", *(("--group-port",) if self.tensor_parallel > 1 else ()))
+        doors = ("--port", "--metrics-port", *(("--group-port",) if self._num_ranks > 1 else ()))
         workers = {f"{name} {option}": 0 for name in self.worker_names for option in doors}
         return public | workers | {f"scheduler {option}": 0 for option in ("--port", "--admin-port", "--metrics-port")}

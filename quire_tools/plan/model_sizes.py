@@ -207,5 +207,7 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShap
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
         return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim), len({*(getattr(config, "layer_types", None) or [""])})
-    shape = architecture.check_calls(model, config, calls, block_size=_BLOCK_SIZE, max_model_len=max_model_len)
+    shape = architecture.check_calls(
+        model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
+    )
     return shape, len({call.rule for call in calls})

@@ -16,8 +16,8 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.routed_checkpoint import TOKENS_OF_RANK, make_routed, ranks_of
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.oracle import Job, expected, mixed_jobs
+from tests.support.stack.rank_stacks import EACH_RANK, SAMPLE, equal_to_generate, greedy_tokens, kill_each, two_ranks
 from tests.support.stack.supervised import Supervised
-from tests.support.stack.two_ranks import EACH_RANK, SAMPLE, equal_to_generate, greedy_tokens, kill_each, two_ranks
 from tests.support.worker.generated import reference_model
 
 Record = Callable[[str, object], None]
@@ -46,7 +46,7 @@ def ranks(model: Path, rank_killer: Killer) -> Iterator[Supervised]:
 
 def test_tokens_are_those_of_generate(ranks: Supervised, model: Path, record_property: Record) -> None:
     """Two ranks, 12 requests at once in few blocks: chunks, preemption, swaps, prefix hits."""
-    record_property("size", f"{model.name}, {equal_to_generate(ranks, model, mixed_jobs(12, 510))}")
+    record_property("size", f"{model.name}, {equal_to_generate(ranks.stack.grpc_address, model, mixed_jobs(12, 510))}")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -56,7 +56,7 @@ def test_a_rank_is_idle(ranks: Supervised, model: Path, rank: int, record_proper
     job = Job(tuple(draw.choice(TOKENS_OF_RANK[rank]) for _ in range(40)), NUM_STEPS)
     wanted = expected(model, job).token_ids
     assert ranks_of(reference_model(model), [*job.prompt, *wanted]) == {rank}
-    assert greedy_tokens(ranks, [job])[0] == [wanted]
+    assert greedy_tokens(ranks.stack.grpc_address, [job])[0] == [wanted]
     record_property("size", f"{model.name}, rank {1 - rank} of two idle for {NUM_STEPS} steps, tokens of generate")
 
 

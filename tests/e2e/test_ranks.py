@@ -12,8 +12,8 @@ from quire.local_stack.stack import LocalStack
 from svc_common.errors import ConfigError
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.oracle import mixed_jobs
+from tests.support.stack.rank_stacks import EACH_RANK, SAMPLE, equal_to_generate, kill_each, two_ranks
 from tests.support.stack.supervised import Supervised
-from tests.support.stack.two_ranks import EACH_RANK, SAMPLE, equal_to_generate, kill_each, two_ranks
 
 Record = Callable[[str, object], None]
 
@@ -33,7 +33,9 @@ def ranks(rank_killer: Killer) -> Iterator[Supervised]:
 
 def test_tokens_are_those_of_generate(ranks: Supervised, record_property: Record) -> None:
     """Two ranks, 12 requests at once in few blocks: chunks, preemption, swaps, prefix hits."""
-    record_property("size", equal_to_generate(ranks, default_model(), mixed_jobs(12, 4000)))
+    record_property(
+        "size", f"two ranks, {equal_to_generate(ranks.stack.grpc_address, default_model(), mixed_jobs(12, 4000))}"
+    )
 
 
 def test_a_killed_rank_loses_no_token(ranks: Supervised, rank_killer: Killer, record_property: Record) -> None:

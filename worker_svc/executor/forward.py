@@ -40,8 +40,8 @@ class Hidden:
 class Computed:
     """Result of a batch's passes.
 
-    `logits`: float32 [places, vocab], or [0, 0] if no row samples. `hidden`: None if no row is pooled. `is_recorded`: by
-    `recorded`, which has chosen tokens too; the logits are valid until the next step.
+    `logits`: float32 [places, vocab], or [0, 0] if no row samples; meaningless before the last stage. `hidden`: None if no
+    row is pooled. `is_recorded`: by `recorded`, which has chosen tokens too; the logits are valid until the next step.
     """
 
     logits: torch.Tensor
@@ -106,6 +106,8 @@ class Forward:
             return self._together(batch, timings)
         prompts, apart = self._apart(batch.part(wanting), timings)
         rest = self._together(batch.part(~wanting), timings)
+        if not self.model.has_logits:
+            return Computed(rest.logits, rest.hidden, (prompts,))
         return Computed(_merged(_owners(batch, wanting), apart, rest.logits), rest.hidden, (prompts,))
 
     def _together(self, batch: StepBatch, timings: Timings) -> Computed:
@@ -148,12 +150,13 @@ class Forward:
         prepared_ns = clock.monotonic_ns()
         begin = 0
         for step in inputs:
-            end = begin + step.num_logits
-            scores.take(packed.sampled_at[begin:end], self.model.logits([step]))
+            end, logits = begin + step.num_logits, self.model.logits([step])
+            if self.model.has_logits:
+                scores.take(packed.sampled_at[begin:end], logits)
             begin = end
         timings.prepare_ns += prepared_ns - begin_ns
         timings.model_ns += clock.monotonic_ns() - prepared_ns
-        return scores, scores.sampled_logits()
+        return scores, scores.sampled_logits() if self.model.has_logits else torch.empty(0, 0)
 
 
 def _owners(batch: StepBatch, chosen: BoolArray) -> BoolArray:

@@ -13,7 +13,7 @@ import torch
 import worker_svc.openmp  # noqa: F401  (before anything that imports torch)
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common.errors import ConfigError, FailedPrecondition
+from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from worker_svc.adapters.adapter_loading import AdapterLimits, Adapters
 from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.device import malloc_tuning
@@ -22,6 +22,7 @@ from worker_svc.device.streams import device_errors
 from worker_svc.device.swaps import staging_bytes
 from worker_svc.engine import Pending, Progress
 from worker_svc.executor import profile
+from worker_svc.executor.stage_draws import StageDraws
 from worker_svc.executor.step_runner import StepRunner
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model import device_memory, memory
@@ -32,7 +33,7 @@ from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
-from worker_svc.settings import WorkerSettings
+from worker_svc.settings import WorkerSettings, option_of
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +52,12 @@ class ModelEngine:
         self._device = model_loading.choose_device(settings, devices)
         self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
         if ranks.size > 1 and self._device is not HOST:
+            has_stages = ranks.num_stages > 1
+            name = "pipeline_parallel" if has_stages else "tensor_parallel"
             raise ConfigError(
-                f"--tensor-parallel {ranks.size} runs on the CPU only, and the device is {self.device}: use --device cpu",
-                reason="TENSOR_PARALLEL",
+                f"{option_of(name)} {getattr(settings, name)} runs on the CPU only, and the device is {self.device}: use --device "
+                "cpu",
+                reason="PIPELINE_PARALLEL" if has_stages else "TENSOR_PARALLEL",
             )
         if settings.invariant and self.backend != "cpu":
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")
@@ -165,17 +169,32 @@ class ModelEngine:
             self._cache,
             self._rows,
             self.row_rule,
-            masks=self._masks,
+            masks=self._masks if self._ranks.is_last_stage else None,
             queue=self._device.queue(),
             draws=loaded.draws,
             greedy=loaded.greedy,
             recorded=recorded,
+            stages=self._connected_stages(loaded),
         )
+
+    def _connected_stages(self, loaded: LoadedModel) -> StageDraws | None:
+        connected = self._ranks.connect_stages()
+        if connected is None:
+            return None
+        links, tokens = connected
+        loaded.model.link(links)
+        return StageDraws(tokens)
 
     # --- adapters ----------------------------------------------------------------------------------------------------
 
     def load_adapter(self, adapter_id: int, path: str) -> tuple[int, int]:
-        """See Engine."""
+        """See Engine. RefusedStep with several stages."""
+        if self._ranks.num_stages > 1:
+            raise InvalidArgument(
+                f"--pipeline-parallel {self._ranks.num_stages} excludes adapters, and {path} is to be loaded; use "
+                "--tensor-parallel for them",
+                reason="ADAPTER_UNSUPPORTED",
+            )
         adapter = self._need_adapters().load(adapter_id, path)
         return adapter.num_bytes, adapter.rank
 

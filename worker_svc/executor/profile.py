@@ -111,7 +111,7 @@ def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int, ranks: Ran
     with loaded.model.computed_alone():
         measured = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)
     rule = _agreed(measured, ranks)
-    return rule if rule is not None and _keeps(loaded, rule) else None
+    return rule if rule is not None and ranks.all_have(_keeps(loaded, rule)) else None
 
 
 def _agreed(measured: RowRule | None, ranks: RankPlace) -> RowRule | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,18 @@ from worker_svc.device.queue import Fetched
 from worker_svc.rows.batch import BoolArray, Promise, StepBatch
 from worker_svc.rows.options import IntArray
 from worker_svc.sampling.draw_plan import DrawPlan
-from worker_svc.sampling.row_sampler import Drawing
+from worker_svc.sampling.row_sampler import Drawn
 from worker_svc.sampling.step_results import StepResults
 
 Vectors = Sequence[tuple[int, NDArray[np.float32]]]
+
+
+class KnownDraws(Protocol):
+    """What a decode step draws: `row_sampler.Drawing`, or what another process has drawn."""
+
+    def drawn(self) -> Drawn:
+        """Wait for the results."""
+        ...
 
 
 @dataclass(slots=True)
@@ -24,7 +33,8 @@ class StepInFlight:
 
     `incarnations`: incarnations of the batch's rows. `wants_logprobs`: per row of the batch. `drawing`: None if
     nothing is drawn. `fetched`: results that are copied to the host, or only the event of completion.
-    `vectors`: embeddings of pooled rows. `bad_rows`: rows with non-finite logits at a prompt token.
+    `vectors`: embeddings of pooled rows; `bad_vectors`: rows with an embedding that is not finite. `bad_rows`: rows with non-finite
+    logits at a prompt token.
     `promise`: tokens already reserved in the row table; None if rows take in their tokens when the step
     lands. `dropped`: rows with void results, since they failed in an earlier step.
     """
@@ -33,10 +43,11 @@ class StepInFlight:
     incarnations: IntArray
     wants_logprobs: BoolArray
     plan: DrawPlan
-    drawing: Drawing | None
+    drawing: KnownDraws | None
     fetched: Fetched
     vectors: Vectors
     bad_rows: IntArray
+    bad_vectors: IntArray
     dropped: BoolArray
     promise: Promise | None = None
     here_ns: int = 0

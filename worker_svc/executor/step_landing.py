@@ -40,10 +40,7 @@ def landed(flight: StepInFlight) -> Landed:
         settled = settled.explained(plan, drawn.mask_work.flags)
     if flight.dropped.any():
         settled = settled.without(plan, ~flight.kept(plan.rows))
-    failed: list[int] = []
-    for row, vector in flight.vectors:
-        if not np.isfinite(vector).all():
-            failed.append(row)
+    failed: list[int] = flight.bad_vectors.tolist()
     if len(flight.bad_rows):
         failed += np.setdiff1d(flight.bad_rows, plan.rows).tolist()
     return Landed(drawn, settled, drawn.token_ids[settled.kept], np.array(sorted(failed), np.int32))

@@ -11,6 +11,7 @@ from collections import deque
 import numpy as np
 import torch
 
+from paged_kernels.ranks import PeerLost
 from paged_kernels.registry import GreedyKernel
 from protos.worker.v1 import worker_pb2
 from svc_common import clock
@@ -21,6 +22,7 @@ from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
 from worker_svc.executor.plain_decode import PlainDecode
 from worker_svc.executor.recorded_decode import RecordedDecode
+from worker_svc.executor.stage_draws import StageDraws
 from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
@@ -62,7 +64,9 @@ class StepRunner:
         draws: TokenDraws = TORCH_DRAWS,
         greedy: GreedyKernel = torch_greedy,
         recorded: RecordedSteps | None = None,
+        stages: StageDraws | None = None,
     ) -> None:
+        """`stages`: of a pipeline; None = the whole model is here."""
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
         self._queue = queue
@@ -76,7 +80,9 @@ class StepRunner:
         self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens, self._recorded)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
-        self._plain = PlainDecode(model, rows, draws) if isinstance(queue, HostQueue) else None
+        self._stages = stages
+        is_plain = isinstance(queue, HostQueue) and stages is None
+        self._plain = PlainDecode(model, rows, draws) if is_plain else None
         rows.guard(_task_guard(model.hidden_size))
 
     def reset(self) -> None:
@@ -97,6 +103,10 @@ class StepRunner:
         """See Engine.launch."""
         repeated = None if self._plain is None else self._plain.launch(outputs)
         return self._launch(outputs) if repeated is None else repeated
+
+    @property
+    def _draws_here(self) -> bool:
+        return self._stages is None or self._stages.is_last
 
     @torch.inference_mode()
     def _launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
@@ -165,6 +175,8 @@ class StepRunner:
 
     def _depart(self, batch: StepBatch, step: PendingStep) -> None:
         """Start one decode step. Rows advance at once if their number of new tokens is certain."""
+        if self._stages is not None:
+            self._land_tokens_of(batch)
         try:
             with self._queue.inputs():
                 plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
@@ -176,7 +188,7 @@ class StepRunner:
         except BaseException:
             self._void(batch)
             raise
-        for scores in computed.prompts:
+        for scores in computed.prompts if self._draws_here else ():
             scores.report(step.results)
         step.flights.append(flight)
         self._flying.append((step, flight))
@@ -197,21 +209,27 @@ class StepRunner:
             assert self._recorded is not None
             drawing: Drawing | None = self._sampler.chosen(plan, *self._recorded.chosen(len(plan.rows)))
         else:
-            drawing = self._sampler.launch(plan, computed.logits, masks) if len(plan.rows) else None
+            draws = len(plan.rows) and self._draws_here
+            drawing = self._sampler.launch(plan, computed.logits, masks) if draws else None
             if drawing is not None and not drawing.fetched.is_ready:
                 self._remember(drawing)
         fetched = drawing.fetched if drawing is not None else self._queue.fetch({})
-        return StepInFlight(
+        vectors = computed.vectors(self._pools) if computed.hidden is not None and self._draws_here else ()
+        flight = StepInFlight(
             batch=batch,
             incarnations=self._rows.incarnations[batch.rows],
             wants_logprobs=self._rows.logprobs[batch.rows],
             plan=plan,
             drawing=drawing,
             fetched=fetched,
-            vectors=computed.vectors(self._pools) if computed.hidden is not None else (),
+            vectors=vectors,
             bad_rows=np.array(sorted(computed.bad_rows), np.int32) if computed.prompts else _NO_ROWS,
+            bad_vectors=np.array([row for row, vector in vectors if not np.isfinite(vector).all()], np.int32),
             dropped=self._rows.failed[batch.rows],
         )
+        if self._stages is not None:
+            self._stages.depart(flight)
+        return flight
 
     def _remember(self, drawing: Drawing) -> None:
         """Keep on the device the token each row continues with: the first one drawn."""
@@ -240,6 +258,11 @@ class StepRunner:
         timings.model_ns += max(0, here_ns - max(step.begun_ns, self._here_ns) - measured_ns)
         self._here_ns = max(self._here_ns, here_ns)
 
+    def _land_tokens_of(self, batch: StepBatch) -> None:
+        """Land steps until the tokens that `batch` computes are known: stages are told them, and the first one embeds them."""
+        while self._flying and self._rows.num_unread[batch.rows].any():
+            self._land(*self._flying.popleft())
+
     def _land_all(self) -> None:
         while self._flying:
             self._land(*self._flying.popleft())
@@ -250,8 +273,10 @@ class StepRunner:
         try:
             if not flight.fetched.is_ready:
                 flight.wait()
+            if self._stages is not None:
+                self._stages.land(flight)
             came = landed(flight)
-        except DeviceLost:
+        except (DeviceLost, PeerLost):
             raise
         except Exception as error:
             step.error = error

@@ -116,16 +116,22 @@ def sliding_window(calls: Sequence[LayerCall]) -> int:
 
 
 def check_calls(
-    model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall], *, block_size: int, max_model_len: int
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    calls: Sequence[LayerCall],
+    layers: range,
+    *,
+    block_size: int,
+    max_model_len: int,
 ) -> CacheShape:
-    """The cache's shape, derived from a probe's calls.
+    """The cache's shape, derived from a probe's calls of these layers.
 
     Raises ConfigError if a layer was not reached exactly once, if a call cannot be served, or if layers
     differ in shape.
     """
     kind = type(model).__name__
     reached = [call.layer for call in calls]
-    for layer in range(config.num_hidden_layers):
+    for layer in layers:
         if reached.count(layer) != 1:
             name, mixer = _mixer(model, config, layer)
             raise unsupported(

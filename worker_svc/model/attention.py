@@ -166,14 +166,14 @@ def _shape_problem(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
 class PagedAttention:
     """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `windows`: sliding window per layer, from a probe; None = unlimited.
+    `windows`: sliding window per layer, from a probe; None = unlimited. `pool`: has an entry for each of these layers.
     """
 
     def __init__(
         self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor, windows: Mapping[int, int | None]
     ) -> None:
         self._backend, self._shape, self._windows = backend, shape, windows
-        self._layers = list(pool)
+        self._layers = dict(zip(sorted(windows), pool, strict=True))
         self._batch: AttentionBatch | None = None
 
     def begin(self, batch: AttentionBatch) -> None:

@@ -36,7 +36,9 @@ from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
 from worker_svc.model.row_model import RowModel
 from worker_svc.model.sharding.plan import sharded
+from worker_svc.model.sharding.refusals import refused
 from worker_svc.model.sharding.shards import WHOLE, Shard
+from worker_svc.model.stages.division import StagePart, staged
 from worker_svc.ranks.member import ALONE, RankPlace, arithmetic_id
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -149,10 +151,7 @@ def load(
     device.use()
     log.info("--device %s: the model runs on %s with the backend %s", settings.device, device.describe(), backend)
     progress("checkpoint", 0.0)
-    found = checkpoint.open_checkpoint(settings.model)
-    cls = checkpoint.model_class(found)
-    architecture.check_class(found, cls)
-    found, cls, shard = sharded(found, cls, ranks.rank, ranks.size)
+    found, cls, shard, part = _opened(settings, ranks)
     dtype = checkpoint.choose_dtype(found, settings.dtype)
     max_model_len = checkpoint.choose_max_model_len(found, settings.max_model_len)
     progress("kernels", _WEIGHTS_FROM / 2)
@@ -165,9 +164,7 @@ def load(
     late = _late_weights(found, cls, device, dtype, fast)
     memory.check_weights(found.loaded_bytes(dtype, late), device.free_bytes(), str(device.torch_device))
     # One rank might find its part, and another not: ranks must take the same steps.
-    cache = (
-        None if fast is None or sums is not None else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
-    )
+    cache = None if fast is None or ranks.size > 1 else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
     def on_weights(done: float) -> None:
         progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
@@ -183,10 +180,11 @@ def load(
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     _agree(ranks, found, shard)
-    model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums)
+    model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
     calls = model.probe(max_model_len)
+    model.check_stage(max_model_len)
     shape = architecture.check_calls(
-        loaded, found.text_config, calls, block_size=settings.block_size, max_model_len=max_model_len
+        loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
@@ -199,10 +197,11 @@ def load(
             Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late), sums, model.head_of),
             found.text_config.vocab_size,
         )
+        if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
+            model.unfuse()
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
-    limits = _limits(settings, found, max_model_len, dtype)
-    limits.sliding_window = architecture.sliding_window(calls)
+    limits = _limits(settings, found, max_model_len, dtype, _of_all_stages(architecture.sliding_window(calls), ranks))
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
     progress("loaded", 1.0)
@@ -211,7 +210,7 @@ def load(
         limits=limits,
         bundle=made,
         shape=shape,
-        num_layers=found.text_config.num_hidden_layers,
+        num_layers=len(part.layers),
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=device,
@@ -220,6 +219,28 @@ def load(
         greedy=greedy_kernel(kernels) or sampler.greedy,
         shard=shard,
     )
+
+
+def _opened(
+    settings: WorkerSettings, ranks: RankPlace
+) -> tuple[checkpoint.Checkpoint, type[PreTrainedModel], Shard, StagePart]:
+    """The checkpoint and its class as this rank reads them, and the rank's parts of weights and layers."""
+    found = checkpoint.open_checkpoint(settings.model)
+    cls = checkpoint.model_class(found)
+    architecture.check_class(found, cls)
+    found, cls, shard = sharded(found, cls, ranks.tensor_rank, ranks.tensor_size)
+    if shard.experts is not None and ranks.num_stages > 1:
+        raise refused(
+            f"{cls.__name__}: experts are divided over the ranks of one stage; serve it without --pipeline-parallel"
+        )
+    found, cls, part = staged(found, cls, ranks.stage, ranks.num_stages)
+    return found, cls, shard, part
+
+
+def _of_all_stages(window: int, ranks: RankPlace) -> int:
+    """The largest sliding window of all stages, 0 if a layer of one attends to the whole sequence."""
+    windows = [int(found) for found in ranks.exchange(str(window).encode())]
+    return 0 if 0 in windows else max(windows)
 
 
 def _make_kernels(settings: WorkerSettings, device: Device, backend: str, say: Callable[[str], None]) -> KernelBackend:
@@ -250,9 +271,11 @@ def _agree(ranks: RankPlace, found: checkpoint.Checkpoint, shard: Shard) -> None
 
 
 def _joined_model(
-    model: RowModel, found: checkpoint.Checkpoint, shard: Shard, sums: RankSums | None
+    model: RowModel, found: checkpoint.Checkpoint, shard: Shard, sums: RankSums | None, part: StagePart
 ) -> tuple[RowModel, Shard]:
-    """The model, with sums and logits joined over ranks if there are any, and this rank's parts."""
+    """The model, with sums, logits and hidden states joined over ranks if there are any, and this rank's parts."""
+    if part.count > 1:
+        model.divide(part)
     if sums is None:
         return model, shard
     # Quantized numbers of a checkpoint are found by the parameter that has them.
@@ -335,7 +358,11 @@ def _choose_weights(
 
 
 def _limits(
-    settings: WorkerSettings, found: checkpoint.Checkpoint, max_model_len: int, dtype: torch.dtype
+    settings: WorkerSettings,
+    found: checkpoint.Checkpoint,
+    max_model_len: int,
+    dtype: torch.dtype,
+    sliding_window: int,
 ) -> common_pb2.ModelLimits:
     return common_pb2.ModelLimits(
         model=settings.name,
@@ -345,4 +372,5 @@ def _limits(
         block_size=settings.block_size,
         eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
         dtype=str(dtype).removeprefix("torch."),
+        sliding_window=sliding_window,
     )

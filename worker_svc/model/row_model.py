@@ -25,6 +25,8 @@ from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.input_batch import ModelInput
 from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
+from worker_svc.model.stages.division import StagePart
+from worker_svc.model.stages.ends import StageEnds, StateLinks
 
 _PROBE_TOKENS = 4
 
@@ -43,6 +45,7 @@ class RowModel:
         self._logit_cap: float | None = None
         self._hidden = _LastHidden(model)
         self._reductions: Reductions | None = None
+        self._ends: StageEnds | None = None
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
 
@@ -55,6 +58,15 @@ class RowModel:
         if divides_head:
             self._reductions.divide_head(self._model)
         return self._reductions.shard
+
+    def divide(self, part: StagePart) -> None:
+        """Take hidden states from, and give them to, other stages: see StageEnds. Call it before `probe`."""
+        self._ends = StageEnds(self._model, part)
+
+    def link(self, links: StateLinks) -> None:
+        """Pass hidden states between stages from now on."""
+        assert self._ends is not None
+        self._ends.link(links)
 
     @property
     def head_of(self) -> HeadOf:
@@ -100,9 +112,18 @@ class RowModel:
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         probing = attention.probing(self._model, max_model_len)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
+            if self._ends is not None:
+                self._ends.enter(places)
             self._model(input_ids=places, position_ids=places, use_cache=False)
         self._windows = {call.layer: call.window for call in calls}
         return calls
+
+    @torch.inference_mode()
+    def check_stage(self, max_model_len: int) -> None:
+        """Raise ConfigError if the stage's layers read more than hidden states and positions. Call it after `probe`."""
+        if self._ends is not None:
+            with attention.probing(self._model, max_model_len):
+                self._ends.check(self._model)
 
     def fuse(self, given: Fusing) -> None:
         """Pack the weights irreversibly, and replace the decoder by a fused program where possible."""
@@ -122,6 +143,8 @@ class RowModel:
 
         Needs a fused and bound model. Saves 0.2 ms per step of one row.
         """
+        if not self.has_logits:
+            return
         expected = self._pass(step)
         self._plain_head = self._model.get_output_embeddings()
         for cap in (None, getattr(self._model.config.get_text_config(), "final_logit_softcapping", None)):
@@ -134,9 +157,11 @@ class RowModel:
     def find_decode_program(self, step: ModelInput) -> None:
         """Have `decode` use a program, if that gives bit-identical logits for `step`, in which n sequences decode.
 
-        Needs a fused and bound model with a plain head.
+        Needs a fused and bound model with a plain head, in one stage.
         """
-        if self._fused is None or not isinstance(self._plain_head, PackedLinear) or self._logit_cap is not None:
+        if self._ends is not None or self._fused is None or self._logit_cap is not None:
+            return
+        if not isinstance(self._plain_head, PackedLinear):
             return
         self._decode_program = self._fused.decode_program(self._plain_head.weights)
         if self._decode_program is None:
@@ -202,7 +227,10 @@ class RowModel:
 
     @torch.inference_mode()
     def logits(self, inputs: Iterable[ModelInput]) -> torch.Tensor:
-        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes."""
+        """Run the passes in order; float32 [wanted rows, vocab] of all of them, or [0, 0] without passes.
+
+        In a stage that is not the last, hidden states [wanted rows, H].
+        """
         return _joined(list(map(self._pass, inputs)))
 
     @torch.inference_mode()
@@ -211,16 +239,14 @@ class RowModel:
 
         A token's last hidden state is the input of the LM head, after the final norm.
         """
-        parts = []
-        for step in inputs:
-            step = self._begun(step)  # noqa: PLW2901
-            out = self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
-            parts.append(out.last_hidden_state[0, : step.num_tokens].float())
-        return _joined(parts)
+        compute = self._last_states if self.has_logits else self._handed_on
+        return _joined([compute(step)[0, : step.num_tokens].float() for step in inputs])
 
     @torch.inference_mode()
     def logits_and_hidden(self, inputs: Iterable[ModelInput]) -> tuple[torch.Tensor, torch.Tensor]:
         """`logits` and `hidden` of the same passes, each run once."""
+        if not self.has_logits:
+            return torch.empty(0, 0), self.hidden(inputs)
         logits, hidden = [], []
         for step in inputs:
             with self._hidden.kept():
@@ -228,7 +254,33 @@ class RowModel:
                 hidden.append(self._hidden.taken()[0, : step.num_tokens].float())
         return _joined(logits), _joined(hidden)
 
+    @property
+    def has_logits(self) -> bool:
+        """False in a stage that is not the last."""
+        return self._ends is None or self._ends.part.is_last
+
+    def _last_states(self, step: ModelInput) -> torch.Tensor:
+        """Last hidden states [1, T, H]."""
+        step = self._begun(step)
+        out = self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+        states: torch.Tensor = out.last_hidden_state
+        return states
+
+    def _handed_on(self, step: ModelInput) -> torch.Tensor:
+        """Compute the stage's layers, and hand their hidden states [1, T, H], which it returns, to the next one."""
+        step = self._begun(step)
+        assert self._ends is not None
+        if self._fused is not None and not self._fused.uses_modules:
+            states = self._fused.states(step.token_ids)
+        else:
+            self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+            states = self._ends.left
+        self._ends.leave(states)
+        return states
+
     def _pass(self, step: ModelInput) -> torch.Tensor:
+        if not self.has_logits:
+            return self._handed_on(step)[0, step.logit_rows][: step.num_logits].float()
         step = self._begun(step)
         if self._plain_head is None or self._fused is None or self._fused.uses_modules:
             return self._full_pass(step)
@@ -252,6 +304,8 @@ class RowModel:
         if self._fused is not None:
             by_modules = self._uses_modules or self.adapter_layers.is_used
             self._fused.begin(step.attention, uses_modules=by_modules)
+        if self._ends is not None:
+            self._ends.enter(step.token_ids)
         return step
 
 

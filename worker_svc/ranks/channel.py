@@ -40,6 +40,14 @@ class MessageKind(IntEnum):
     """Both: bytes of one rank, then of all; see RankPlace.exchange."""
     GOODBYE = 9
     """Leader: it stops in order."""
+    FINISH = 10
+    """Leader: the oldest step in flight is to be finished and answered. Only with several stages."""
+    TOKENS = 11
+    """Last stage to leader, leader to the others: what a decode step drew."""
+    STATES = 12
+    """A stage to the next: hidden states of a forward pass."""
+    LINK = 13
+    """A rank to one of another stage: which rank it is, and what the connection is for."""
 
 
 class Channel:
@@ -57,17 +65,26 @@ class Channel:
         """See socket.fileno."""
         return self._socket.fileno()
 
-    def send(self, kind: MessageKind, content: bytes = b"") -> None:
-        """Send one message. Raises PeerLost."""
+    @property
+    def own_host(self) -> str:
+        """Address of this end."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, kind: MessageKind, content: bytes = b"", timeout_s: float | None = None) -> None:
+        """Send one message. Raises PeerLost, also if the peer does not take it within `timeout_s`."""
         try:
+            if timeout_s is not None:
+                self._socket.settimeout(timeout_s)
             self._socket.sendall(_HEAD.pack(len(content), kind) + content)
+        except TimeoutError as error:
+            raise PeerLost(f"{self.peer} did not receive within {timeout_s:g} s") from error
         except OSError as error:
             raise self._lost(error) from error
 
     def receive(self, timeout_s: float | None = None) -> tuple[MessageKind, bytes]:
         """The next message. Raises PeerLost if the peer is gone or silent for `timeout_s`."""
-        self._socket.settimeout(timeout_s)
         try:
+            self._socket.settimeout(timeout_s)
             size, kind = _HEAD.unpack(self._read(_HEAD.size))
             if size > MOST_BYTES:
                 raise PeerLost(f"{self.peer} sent a message of {size} bytes; at most {MOST_BYTES} are allowed")
@@ -77,7 +94,8 @@ class Channel:
         except (OSError, ValueError) as error:
             raise self._lost(error) from error
         finally:
-            self._socket.settimeout(None)
+            with contextlib.suppress(OSError):  # closed meanwhile
+                self._socket.settimeout(None)
 
     def _read(self, size: int) -> bytes:
         parts = bytearray()

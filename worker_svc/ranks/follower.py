@@ -4,20 +4,19 @@ import asyncio
 import json
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from paged_kernels.ranks import PeerLost
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import QuireError, Unavailable
 from svc_common.signals import stop_on_signals
-from worker_svc.engine import DeviceLost
+from worker_svc.engine import DeviceLost, Pending
 from worker_svc.ranks.channel import Channel, MessageKind, RankWatch, error_message
-from worker_svc.ranks.group_engine import RankEngine, error_answer, forget_adapter, step_answer
 from worker_svc.ranks.joining import join
 from worker_svc.ranks.member import GroupRanks
+from worker_svc.ranks.step_answers import RankEngine, RefusedStep, error_answer, forget_adapter, launched, step_answer
 from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -31,22 +30,60 @@ _READ_S = 0.5
 def follow(channel: Channel, ranks: GroupRanks, make: Callable[[], RankEngine]) -> None:
     """Do what rank 0 tells this rank until it says goodbye. Raises PeerLost, and what makes this rank unable to go on."""
     engine: RankEngine | None = None
+    steps = _Steps(channel, ranks)
     while True:
         kind, content = channel.receive()
         if kind is MessageKind.GOODBYE:
             return
         if kind is MessageKind.STEP:
             assert engine is not None
-            channel.send(MessageKind.ANSWER, _step(engine, ranks, content))
-            continue
-        if kind is not MessageKind.CALL:
-            raise PeerLost(f"{channel.peer} sent {kind.name} where a call was expected", differs=True)
-        asked = json.loads(content)
-        if asked["call"] == "load":
-            engine = _loaded(channel, make)
-        else:
+            steps.launch(engine, content)
+        elif kind is MessageKind.FINISH:
             assert engine is not None
-            _answer(channel, engine, asked["call"], asked["arguments"])
+            steps.finish(engine)
+        elif kind is MessageKind.CALL:
+            asked = json.loads(content)
+            if asked["call"] == "load":
+                engine = _loaded(channel, make)
+            else:
+                assert engine is not None
+                if asked["call"] == "reset":
+                    steps.drop()
+                _answer(channel, engine, asked["call"], asked["arguments"])
+        else:
+            raise PeerLost(f"{channel.peer} sent {kind.name} where a call was expected", differs=True)
+
+
+class _Steps:
+    """Steps in flight on this rank. With one stage each is finished when it is launched, else when rank 0 finishes it."""
+
+    def __init__(self, channel: Channel, ranks: GroupRanks) -> None:
+        self._channel, self._ranks = channel, ranks
+        self._tells_result = ranks.num_stages > 1 and ranks.is_last_stage and ranks.tensor_rank == 0
+        self._pending: deque[tuple[worker_pb2.SchedulerOutputs, Pending]] = deque()
+
+    def launch(self, engine: RankEngine, content: bytes) -> None:
+        """Launch the step in a message."""
+        outputs = worker_pb2.SchedulerOutputs.FromString(content)
+        self._pending.append((outputs, launched(engine, self._ranks, outputs)))
+        if self._ranks.num_stages == 1:
+            self.finish(engine)
+
+    def finish(self, engine: RankEngine) -> None:
+        """Finish the oldest step and answer it. An error within the step is raised: other ranks wait for this one's part."""
+        outputs, pending = self._pending.popleft()
+        if isinstance(pending, RefusedStep):
+            if not isinstance(pending.error, QuireError):
+                log.error("a step failed", exc_info=pending.error)
+            self._channel.send(MessageKind.ANSWER, error_answer(pending.error))
+            return
+        result = pending.finish()
+        told = result.SerializeToString() if self._tells_result else b""
+        self._channel.send(MessageKind.ANSWER, step_answer(engine, outputs, result) + told)
+
+    def drop(self) -> None:
+        """Forget all steps: their owner is gone."""
+        self._pending.clear()
 
 
 def _loaded(channel: Channel, make: Callable[[], RankEngine]) -> RankEngine:
@@ -74,22 +111,6 @@ def _answer(channel: Channel, engine: RankEngine, call: str, arguments: dict[str
         return
     is_profile = isinstance(result, worker_pb2.ProfileCacheResponse)
     channel.send(MessageKind.ANSWER, result.SerializeToString() if is_profile else b"")
-
-
-def _step(engine: RankEngine, ranks: GroupRanks, content: bytes) -> bytes:
-    """The answer. An error within sums is raised: the other ranks wait for this one's part."""
-    num_sums = ranks.num_sums
-    try:
-        outputs = worker_pb2.SchedulerOutputs.FromString(content)
-        return step_answer(engine, outputs, engine.launch(outputs).finish())
-    except (PeerLost, DeviceLost, DecodeError):
-        raise
-    except Exception as error:
-        if not isinstance(error, QuireError):
-            log.exception("a step failed")
-        if ranks.num_sums != num_sums:
-            raise
-        return error_answer(error)
 
 
 # --- the process -------------------------------------------------------------------------------------------------------

@@ -3,48 +3,40 @@
 Steps reach the others as the bytes of the scheduler's message, before rank 0 builds its own input. Unmentioned
 rows repeat (docs/decisions/0001), so all ranks have the same rows; each step's answer is a checksum of them
 and of the tokens that were drawn. A rank that differs, dies or hangs ends the group: DeviceLost.
+
+With several stages, several steps are in flight. All ranks launch and finish them in rank 0's order: it sends FINISH
+where it finishes one. The result is the last stage's.
 """
 
 import json
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from paged_kernels.ranks import PeerLost
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import FailedPrecondition, QuireError
 from worker_svc.block_images import BlockImages
-from worker_svc.engine import DeviceLost, Engine, Pending, Progress
+from worker_svc.engine import DeviceLost, Pending, Progress
 from worker_svc.ranks.channel import Channel, MessageKind, RankWatch
 from worker_svc.ranks.joining import Meeting
-from worker_svc.ranks.member import GroupRanks, result_digest
+from worker_svc.ranks.member import GroupRanks
+from worker_svc.ranks.step_answers import (
+    STEP_ANSWER,
+    RankEngine,
+    RefusedStep,
+    described,
+    error_answer,
+    forget_adapter,
+    launched,
+    step_answer,
+)
 from worker_svc.settings import WorkerSettings
 
 T = TypeVar("T")
-STEP_ANSWER = struct.Struct("<QQI")
-"""Digest of the state, digest of the result, and of the error if there is one."""
-
-
-class RankEngine(Engine, Protocol):
-    """An engine of one rank."""
-
-    def state_digest(self, outputs: worker_pb2.SchedulerOutputs) -> int:
-        """Checksum of the rows after `launch(outputs)`."""
-        ...
-
-
-def step_answer(engine: RankEngine, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> bytes:
-    """A rank's answer to a step that ran."""
-    return STEP_ANSWER.pack(engine.state_digest(outputs), result_digest(result), 0)
-
-
-def error_answer(error: BaseException) -> bytes:
-    """A rank's answer to a step that failed. Only the kind of error must be equal: messages may name memory sizes."""
-    return STEP_ANSWER.pack(0, 0, sum(type(error).__name__.encode()) + 1)
 
 
 class GroupEngine:
@@ -76,10 +68,12 @@ class GroupEngine:
             with suppress(PeerLost):
                 channel.send(MessageKind.GOODBYE)
             channel.close()
+        if self._ranks is not None:
+            self._ranks.lose(PeerLost("rank 0 has ended"))
         self._meeting.close()
 
     def _join(self, progress: Progress) -> None:
-        size = self._settings.tensor_parallel
+        size = self._settings.num_ranks
         try:
             self._ranks, self._channels = self._meeting.wait(
                 lambda count: progress(f"ranks ({count} of {size})", 0.0), self._stop
@@ -272,21 +266,13 @@ class GroupEngine:
         self._together("reset", self._own.reset)
 
     def launch(self, outputs: worker_pb2.SchedulerOutputs) -> Pending:
-        """See Engine."""
+        """See Engine. A step that is refused is an error of its `finish`."""
         assert self._ranks is not None
-        num_sums = self._ranks.num_sums
         with self._in_group():
             content = outputs.SerializeToString()
             for channel in self._channels:
                 channel.send(MessageKind.STEP, content)
-            try:
-                pending = self._own.launch(outputs)
-            except (PeerLost, DeviceLost):
-                raise
-            except Exception as error:
-                self._check_failed(error, num_sums)
-                raise
-            return _GroupPending(self, outputs, pending, num_sums)
+            return _GroupPending(self, outputs, launched(self._own, self._ranks, outputs))
 
     def execute(self, outputs: worker_pb2.SchedulerOutputs) -> worker_pb2.WorkerOutputs:
         """See Engine."""
@@ -294,34 +280,57 @@ class GroupEngine:
 
     # --- steps ---------------------------------------------------------------------------------------------------------
 
-    def finish(self, outputs: worker_pb2.SchedulerOutputs, pending: Pending, num_sums: int) -> worker_pb2.WorkerOutputs:
+    @property
+    def has_one_stage(self) -> bool:
+        """True if a step is finished when it is launched."""
+        assert self._ranks is not None
+        return self._ranks.num_stages == 1
+
+    def wait(self, pending: Pending) -> None:
+        """See Pending. Callable from any thread."""
+        try:
+            pending.wait()
+        except PeerLost as lost:
+            raise self._end(lost) from lost
+
+    def finish(self, outputs: worker_pb2.SchedulerOutputs, pending: Pending) -> worker_pb2.WorkerOutputs:
         """Finish a step of all ranks. No result is returned that a rank does not share."""
         with self._in_group():
+            if not self.has_one_stage:
+                for channel in self._channels:
+                    channel.send(MessageKind.FINISH)
+            if isinstance(pending, RefusedStep):
+                self._check(error_answer(pending.error))
+                raise pending.error
             try:
                 result = pending.finish()
             except (PeerLost, DeviceLost):
                 raise
             except Exception as error:
-                self._check_failed(error, num_sums)
-                raise
-            self._check(step_answer(self._own, outputs, result))
-            return result
+                raise PeerLost(f"rank 0 failed within a step: {error}") from error
+            return self._result(result, self._check(step_answer(self._own, outputs, result)))
 
-    def _check_failed(self, error: Exception, num_sums: int) -> None:
-        """An error that all ranks have, before any sum, leaves them equal. Raises PeerLost for others."""
-        assert self._ranks is not None
-        if self._ranks.num_sums != num_sums:
-            raise PeerLost(f"rank 0 failed within a step: {error}") from error
-        self._check(error_answer(error))
-
-    def _check(self, own: bytes) -> None:
+    def _check(self, own: bytes) -> bytes:
+        """Compare the answers of all ranks; what follows the digests of one of them."""
+        rest = b""
         for channel in self._channels:
             answer = channel.expect(MessageKind.ANSWER, self._settings.rank_timeout_s)
-            if answer != own:
+            digests = answer[: STEP_ANSWER.size]
+            if digests != own:
                 raise PeerLost(
-                    f"{channel.peer} differs from rank 0 after a step: {_described(answer)} there, {_described(own)} here",
+                    f"{channel.peer} differs from rank 0 after a step: {described(digests)} there, {described(own)} here",
                     differs=True,
                 )
+            rest = rest or answer[STEP_ANSWER.size :]
+        return rest
+
+    def _result(self, own: worker_pb2.WorkerOutputs, drawn: bytes) -> worker_pb2.WorkerOutputs:
+        """The result of the last stage, which alone has logprobs and embeddings, with the times of rank 0, which waited for it."""
+        if not drawn:
+            return own
+        result = worker_pb2.WorkerOutputs.FromString(drawn)
+        result.timings.CopyFrom(own.timings)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,27 +340,16 @@ class _GroupPending:
     group: GroupEngine
     outputs: worker_pb2.SchedulerOutputs
     pending: Pending
-    num_sums: int
 
     @property
     def is_ready(self) -> bool:
-        """See Pending. The other ranks finish at about the same time."""
-        return self.pending.is_ready
+        """See Pending. The other ranks finish at about the same time. With several stages steps are finished in order."""
+        return self.group.has_one_stage and self.pending.is_ready
 
     def wait(self) -> None:
         """See Pending."""
-        self.pending.wait()
+        self.group.wait(self.pending)
 
     def finish(self) -> worker_pb2.WorkerOutputs:
         """See Pending."""
-        return self.group.finish(self.outputs, self.pending, self.num_sums)
-
-
-def forget_adapter(engine: Engine, adapter_id: int) -> None:
-    """Undo a load that failed on another rank."""
-    engine.unload_adapter(adapter_id)
-
-
-def _described(answer: bytes) -> str:
-    state, result, error = STEP_ANSWER.unpack(answer)
-    return "an error" if error else f"rows {state:08x}, tokens {result:08x}"
+        return self.group.finish(self.outputs, self.pending)

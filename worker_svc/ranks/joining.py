@@ -24,6 +24,7 @@ _RETRY_S = 0.1
 _EQUAL = (
     *(
         "tensor_parallel",
+        "pipeline_parallel",
         "dtype",
         "kv_cache_dtype",
         "quantization",
@@ -49,7 +50,7 @@ def hello_of(settings: WorkerSettings) -> dict[str, Any]:
 
 def _check_hello(own: Mapping[str, Any], other: Mapping[str, Any]) -> int:
     """The other's rank. Raises ConfigError, with both values, if it cannot be in the group."""
-    rank, size = int(other["rank"]), int(own["settings"]["tensor_parallel"])
+    rank, size = int(other["rank"]), own["settings"]["tensor_parallel"] * own["settings"]["pipeline_parallel"]
     if own["version"] != other["version"]:
         raise config_error(f"rank 0 has version {own['version']}, rank {rank} version {other['version']}")
     for name, value in own["settings"].items():
@@ -95,7 +96,7 @@ class Meeting:
     def wait(self, on_joined: Any, stop: threading.Event) -> tuple[GroupRanks, list[Channel]]:
         """Wait until all ranks have joined; `on_joined(count)` when one has. Raises ConfigError for one that cannot, PeerLost
         if `stop` is set meanwhile."""
-        size = self._settings.tensor_parallel
+        size = self._settings.num_ranks
         while len(self._joined) < size - 1:
             if stop.is_set():
                 raise PeerLost("rank 0 stops before all ranks have joined")
@@ -173,10 +174,12 @@ def _group(settings: WorkerSettings, channels: list[Channel], num_on_host: int) 
     host = settings.leader.rpartition(":")[0].strip("[]") if settings.rank else settings.host
     return GroupRanks(
         settings.rank,
-        settings.tensor_parallel,
+        settings.num_ranks,
         channels,
+        tensor_size=settings.tensor_parallel,
         num_on_host=num_on_host,
         leader_host="localhost" if host in {"0.0.0.0", "::"} else host,
+        host=channels[0].own_host,
         timeout_s=settings.rank_timeout_s,
-        may_be_plain=not settings.peers.encrypted or settings.peers.insecure,
+        peers=settings.peers,
     )

@@ -7,17 +7,25 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
+from torch.distributed import PrefixStore, Store
 
 from paged_kernels.backend import KernelBackend
 from paged_kernels.ranks import PeerLost, RankSums, SharedFile, SharedSums, TorchSums, shared_bytes, torch_store
 from paged_kernels.registry import shared_library
 from protos.worker.v1 import worker_pb2
+from svc_common.net.tls_settings import PeerSettings
 from worker_svc.ranks.channel import Channel, MessageKind, config_error
+from worker_svc.ranks.linking import Linking
+from worker_svc.ranks.links import StageLinks
+from worker_svc.ranks.stage_tokens import StageTokens, tokens_of
 from worker_svc.rows.changes import is_repetition
 from worker_svc.rows.table import RowTable
+
+T = TypeVar("T")
 
 _JOIN_S = 60.0
 
@@ -25,12 +33,34 @@ _JOIN_S = 60.0
 class RankPlace:
     """A group of one; the groups of several derive from it.
 
-    `num_on_host`: ranks that divide this host's processors.
+    `num_on_host`: ranks that divide this host's processors. A group has `num_stages` stages of `tensor_size` ranks, stage by
+    stage.
     """
 
     rank = 0
     size = 1
     num_on_host = 1
+    tensor_size = 1
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the decoder's layers."""
+        return self.size // self.tensor_size
+
+    @property
+    def stage(self) -> int:
+        """This rank's stage."""
+        return self.rank // self.tensor_size
+
+    @property
+    def is_last_stage(self) -> bool:
+        """True if this rank draws tokens."""
+        return self.stage == self.num_stages - 1
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's number within its stage."""
+        return self.rank % self.tensor_size
 
     def exchange(self, own: bytes) -> list[bytes]:
         """What every rank gives, in rank order. All ranks call it, and each waits for the others. Raises PeerLost."""
@@ -44,8 +74,16 @@ class RankPlace:
                     f"{what} is {value.decode()} at rank {rank} and {own} at rank {self.rank}: start all ranks with the same"
                 )
 
+    def all_have(self, own: bool) -> bool:
+        """True if it is True of every rank. All ranks call it."""
+        return all(self.exchange(b"1" if own else b""))
+
     def sums_with(self, kernels: KernelBackend) -> RankSums | None:
-        """What to sum with over the ranks; None in a group of one. Called once, by all ranks."""
+        """What to sum with over the ranks of the stage; None if that is one. Called once, by all ranks."""
+        return None
+
+    def connect_stages(self) -> tuple[StageLinks, StageTokens] | None:
+        """Connections to other stages; None in a single stage. Called once, by all ranks."""
         return None
 
 
@@ -74,7 +112,8 @@ def arithmetic_id() -> str:
 class GroupRanks(RankPlace):
     """One of several ranks. `channels`: at rank 0 to all others in rank order, elsewhere to rank 0.
 
-    `leader_host`: where the others reach rank 0. `timeout_s`: of waits within a sum.
+    `tensor_size`: ranks of each stage. `leader_host`: where the others reach rank 0; `host`: where others reach this one.
+    `timeout_s`: of waits for other ranks within a step. `peers`: how connections are encrypted.
     """
 
     def __init__(
@@ -83,23 +122,28 @@ class GroupRanks(RankPlace):
         size: int,
         channels: Sequence[Channel],
         *,
+        tensor_size: int,
         num_on_host: int,
         leader_host: str,
+        host: str,
         timeout_s: float,
-        may_be_plain: bool = True,
+        peers: PeerSettings,
     ) -> None:
-        self.rank, self.size, self.num_on_host = rank, size, num_on_host
+        self.rank, self.size, self.tensor_size, self.num_on_host = rank, size, tensor_size, num_on_host
         self._channels = channels
-        self._leader_host, self._timeout_s, self._may_be_plain = leader_host, timeout_s, may_be_plain
+        self._leader_host, self._host, self._timeout_s, self._peers = leader_host, host, timeout_s, peers
         self._lock = threading.Lock()
         self._sums: RankSums | None = None
+        self._links: StageLinks | None = None
+        self._store: Store | None = None
         self.lost: PeerLost | None = None
         """Why the group has ended."""
 
     @property
-    def num_sums(self) -> int:
-        """Sums so far, in any unit."""
-        return 0 if self._sums is None else self._sums.count
+    def num_transfers(self) -> int:
+        """Sums, and passes of hidden states, so far, in any unit. An error after one leaves ranks unequal."""
+        num_sums = 0 if self._sums is None else self._sums.count
+        return num_sums + (0 if self._links is None else self._links.count)
 
     def exchange(self, own: bytes) -> list[bytes]:
         """See RankPlace."""
@@ -113,15 +157,33 @@ class GroupRanks(RankPlace):
         return found
 
     def lose(self, why: PeerLost) -> None:
-        """End the group: sums that wait raise. Callable from any thread; the first reason is kept."""
+        """End the group: what waits for a rank raises. Callable from any thread; the first reason is kept."""
         with self._lock:
             self.lost = self.lost or why
-            if self._sums is not None:
-                self._sums.end()
+            for connected in (self._sums, self._links):
+                if connected is not None:
+                    connected.end()
 
-    def sums_with(self, kernels: KernelBackend) -> RankSums:
+    def connect_stages(self) -> tuple[StageLinks, StageTokens] | None:
+        """See RankPlace."""
+        if self.num_stages == 1:
+            return None
+        linking = Linking(self.rank, self.tensor_size, self.num_stages, self._host, self._peers, self.exchange)
+        links = linking.links(self._timeout_s)
+        with self._lock:
+            self._links = links
+            if self.lost is not None:
+                links.end()
+        return links, tokens_of(self.rank, self.tensor_size, self.size, self._channels, links, self._timeout_s)
+
+    def sums_with(self, kernels: KernelBackend) -> RankSums | None:
         """See RankPlace. Through shared memory where all ranks have it, else by torch.distributed."""
-        sums = self._shared(kernels) or self._by_torch()
+        if self.tensor_size == 1:
+            return None
+        shared = self._shared(kernels)
+        have = self.exchange(b"1" if shared is not None else b"")
+        own = shared if all(self._of_stage(have)) else None
+        sums: RankSums = own if own is not None and all(have) else self._by_torch(own)
         sums.limit(self._timeout_s)
         with self._lock:
             self._sums = sums
@@ -129,33 +191,45 @@ class GroupRanks(RankPlace):
                 sums.end()
         return sums
 
+    def _of_stage(self, found: Sequence[T]) -> Sequence[T]:
+        """What the ranks of this stage gave."""
+        begin = self.rank - self.tensor_rank
+        return found[begin : begin + self.tensor_size]
+
     def _shared(self, kernels: KernelBackend) -> SharedSums | None:
+        """Sums through memory that all ranks of the stage may share."""
         library = shared_library(kernels)
-        hosts = self.exchange(b"" if library is None else host_id().encode())
-        if library is None or not hosts[0] or len(set(hosts)) > 1:
-            return None
-        num_bytes = shared_bytes(library, self.size)
-        own = _tried(lambda: SharedFile.created(num_bytes)) if self.rank == 0 else None
-        path = self.exchange(b"" if own is None else str(own.path).encode())[0].decode()
-        shared = own if self.rank == 0 else _tried(lambda: SharedFile.opened(path, num_bytes)) if path else None
-        all_have = all(self.exchange(b"1" if shared is not None else b""))
+        hosts = self._of_stage(self.exchange(b"" if library is None else host_id().encode()))
+        may_share = library is not None and bool(hosts[0]) and len(set(hosts)) == 1
+        num_bytes, is_first = 0 if library is None else shared_bytes(library, self.tensor_size), self.tensor_rank == 0
+        own = _tried(lambda: SharedFile.created(num_bytes)) if may_share and is_first else None
+        path = self._of_stage(self.exchange(b"" if own is None else str(own.path).encode()))[0].decode()
+        shared = own if is_first else _tried(lambda: SharedFile.opened(path, num_bytes)) if path else None
+        self.exchange(b"")  # all have opened it
         if own is not None:
             own.unlink()
-        return SharedSums(library, shared, self.rank, self.size) if shared is not None and all_have else None
+        if library is None or shared is None:
+            return None
+        return SharedSums(library, shared, self.tensor_rank, self.tensor_size)
 
-    def _by_torch(self) -> TorchSums:
-        if not self._may_be_plain:
-            raise config_error(
-                "the ranks share no memory, and sums between hosts are not encrypted: put all ranks on one host, or give "
-                "--insecure where the network is private"
-            )
+    def _by_torch(self, shared: SharedSums | None) -> RankSums:
+        """Sums by torch.distributed, unless the ranks of the stage have `shared`; all ranks of the group call it."""
         store, port = None, 0
         if self.rank == 0:
             store, port = torch_store(self._leader_host, 0, self.size, is_leader=True, timeout_s=_JOIN_S)
         port = int(self.exchange(str(port).encode())[0])
+        if shared is not None:
+            self._store = store
+            return shared
+        if self._peers.encrypted and not self._peers.insecure:
+            raise config_error(
+                "the ranks share no memory, and sums between hosts are not encrypted: put all ranks of a stage on one host, or "
+                "give --insecure where the network is private"
+            )
         if store is None:
             store, _ = torch_store(self._leader_host, port, self.size, is_leader=False, timeout_s=_JOIN_S)
-        return TorchSums(store, self.rank, self.size, timeout_s=self._timeout_s)
+        own = PrefixStore(f"stage {self.stage}", store)
+        return TorchSums(own, self.tensor_rank, self.tensor_size, timeout_s=self._timeout_s)
 
 
 def _tried(make: Callable[[], SharedFile]) -> SharedFile | None:

@@ -54,11 +54,13 @@ loading = options_of(
 adapter_limits = options_of(
     WorkerSettings, spelled=option_of, panels={_MODEL: ("max_adapters", "max_adapter_rank", "mask_budget_ms")}
 )
-tensor_parallel = options_of(WorkerSettings, spelled=option_of, panels={_RANKS: ("tensor_parallel", "rank_timeout_s")})
+ranks = options_of(
+    WorkerSettings, spelled=option_of, panels={_RANKS: ("tensor_parallel", "pipeline_parallel", "rank_timeout_s")}
+)
 membership = options_of(
     WorkerSettings,
     spelled=option_of,
-    panels={_RANKS: ("tensor_parallel", "rank", "leader", "group_port", "rank_timeout_s")},
+    panels={_RANKS: ("tensor_parallel", "pipeline_parallel", "rank", "leader", "group_port", "rank_timeout_s")},
 )
 memory = options_of(
     WorkerSettings,

@@ -57,6 +57,7 @@ def serve_worker(
     [bold]quire serve worker --model ~/Qwen3-0.6B --dtype bfloat16 --kv-cache-memory 2GiB[/bold]
     [bold]quire serve worker --tensor-parallel 2[/bold]                                   rank 0 of two
     [bold]quire serve worker --tensor-parallel 2 --rank 1 --leader 10.0.0.4:50063[/bold]  the other one
+    [bold]quire serve worker --pipeline-parallel 2[/bold]                                 rank 0 of two with half of the layers each
 
     In a Kubernetes LeaderWorkerSet, rank, leader and the number of ranks are those of the pod.
     """
@@ -81,13 +82,18 @@ def serve_worker(
 def in_set(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """`given` settings of a group, with those of the pod for what is not given. Raises ConfigError for a wrong variable.
 
-    Only where the pod has an index and no rank is given.
+    Only where the pod has an index and no rank is given. Stages are never those of the pod.
     """
     if _INDEX not in environ or "rank" in given:
         return dict(given)
     size, rank = _number(environ, _SIZE, "1"), _number(environ, _INDEX, "0")
     port = given.get("group_port", DEFAULT_GROUP_PORT)
-    found = {"tensor_parallel": size, "rank": rank}
+    stages = given.get("pipeline_parallel", 1)
+    if size % stages:
+        raise ConfigError(
+            f"{_SIZE} is {size}, which --pipeline-parallel {stages} does not divide", reason="INVALID_SETTING"
+        )
+    found = {"tensor_parallel": size // stages, "rank": rank}
     if rank:
         if not environ.get(_LEADER):
             raise ConfigError(f"{_INDEX} is {rank}, but {_LEADER} is not set", reason="INVALID_SETTING")

@@ -70,7 +70,7 @@ _limits = options_of(
     loading=m.loading,
     adapter_limits=m.adapter_limits,
     memory=m.memory,
-    ranks=m.tensor_parallel,
+    ranks=m.ranks,
     steps=sch.steps,
     chats=parsers,
     limits=_limits,
@@ -135,17 +135,20 @@ def up(
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               with a LoRA adapter
       [bold]quire up --workers 3[/bold]                                three workers under one scheduler
       [bold]quire up --tensor-parallel 2[/bold]                        a worker of two processes
+      [bold]quire up --pipeline-parallel 2[/bold]                      of two, each with half of the layers
       [bold]quire up --tls certs --tenants tenants.toml[/bold]          encrypted, with API keys
       [bold]quire up --grpc-port 0 --http-port 0 --admin-port 0 --admin-http-port 0[/bold]  any free ports
     """
     extras.require("quire up", *extras.services(simulated=simulated))
     found = None if simulated else checkpoint_folder(model, revision)
-    tensor_parallel = ranks.pop("tensor_parallel", 1)
+    sizes = {name: ranks.pop(name, 1) for name in ("tensor_parallel", "pipeline_parallel")}
     worker = loading | adapter_limits | memory | ranks
-    if simulated and tensor_parallel > 1:
-        raise ConfigError(
-            "--simulated excludes --tensor-parallel: a simulated worker has one rank", reason="INVALID_SETTING"
-        )
+    for name, size in sizes.items():
+        if simulated and size > 1:
+            raise ConfigError(
+                f"--simulated excludes {option_of(name)} {size}: a simulated worker has one rank",
+                reason="INVALID_SETTING",
+            )
     if found is not None:
         worker.setdefault("served_model_name", found.name)
     shared = [] if reflection else ["--no-reflection"]
@@ -153,7 +156,7 @@ def up(
         model=found.path if found else None,
         simulated=simulated,
         workers=workers,
-        tensor_parallel=tensor_parallel,
+        **sizes,
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,

@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from protos.worker.v1 import worker_pb2
 from quire.local_stack.processes import child_environment
 from tests.support.worker.driver import BLOCK_SIZE
 from worker_svc.engine import DeviceLost
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_runner import StepRunner
+from worker_svc.ranks.channel import Channel, MessageKind
 from worker_svc.ranks.group_engine import GroupEngine
 from worker_svc.ranks.joining import Meeting
 from worker_svc.settings import WorkerSettings, option_of
@@ -24,6 +28,7 @@ class RunningGroup(GroupEngine):
     """The group, for a `Driver`. `losses`: what a worker's process would end with. `followers`: processes of ranks 1 and on."""
 
     def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
         self.losses: list[DeviceLost] = []
         self.meeting = Meeting(settings)
         super().__init__(
@@ -72,7 +77,7 @@ def joining(settings: WorkerSettings) -> Iterator[RunningGroup]:
     """A group whose ranks join; nothing is loaded. All processes have ended at the end."""
     group = RunningGroup(settings)
     group.followers = [
-        follower(settings, group.meeting.port, rank) for rank in range(1, settings.tensor_parallel)
+        follower(settings, group.meeting.port, rank) for rank in range(1, settings.num_ranks)
     ]  # fmt: skip
     try:
         yield group
@@ -93,3 +98,25 @@ def running(path: Path, size: int = 2, *, num_blocks: int = 160, **settings: Any
         group.profile(64, 8)
         group.allocate(num_blocks, 40)
         yield group
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process that ends has written."""
+    _, said = process.communicate(timeout=_END_S)
+    return said
+
+
+def other_block_ids(monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
+    """From now on, steps that add rows reach `peer` with another block id."""
+    send = Channel.send
+
+    def other_map(channel: Channel, kind: MessageKind, content: bytes = b"", *timeout_s: float) -> None:
+        if kind is MessageKind.STEP and channel.peer == peer:
+            outputs = worker_pb2.SchedulerOutputs.FromString(content)
+            ids = bytearray(outputs.added.block_ids)
+            ids[0] ^= 64
+            outputs.added.block_ids = bytes(ids)
+            content = outputs.SerializeToString()
+        send(channel, kind, content, *timeout_s)
+
+    monkeypatch.setattr(Channel, "send", other_map)

@@ -1,7 +1,5 @@
 """Two ranks of real checkpoints: tokens of `generate`, with chunks, swaps, forks, adapters; ranks that differ end their group."""
 
-import random
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,24 +10,24 @@ from paged_kernels.ranks import SharedSums, TorchSums
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, InvalidArgument
 from tests.support.checkpoints import make_checkpoint
-from tests.support.worker import generated
 from tests.support.worker.adapter_folders import make_adapter
-from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine
-from tests.support.worker.rank_group import RunningGroup, follower, joining, running, settings_of
+from tests.support.worker.driver import Driver, generate, make_engine
+from tests.support.worker.rank_group import (
+    RunningGroup,
+    ended,
+    follower,
+    joining,
+    other_block_ids,
+    running,
+    settings_of,
+)
+from tests.support.worker.rank_runs import NEW_TOKENS, check, check_chunks, check_swaps_and_prefixes, prompts
 from worker_svc.engine import DeviceLost
-from worker_svc.ranks.channel import Channel, MessageKind
 
 FAMILIES = ("llama", "qwen3", "mixtral")
 LONG_FAMILIES = ("mistral", "qwen2", "gemma2", "gemma3_text", "qwen3_moe", "qwen2_moe")
 EXPERTS = ("mixtral", "qwen3_moe", "qwen2_moe")
 NO_PLAIN_STEPS = (*EXPERTS, "gemma2")  # its logits are capped behind the head
-LENGTHS = (1, 15, 16, 33, 61)
-NEW_TOKENS = 24
-
-
-def prompts() -> list[list[int]]:
-    draw = random.Random(1)
-    return [[draw.randrange(256) for _ in range(length)] for length in LENGTHS]
 
 
 @pytest.fixture(
@@ -46,27 +44,9 @@ def group(checkpoint: Path) -> Iterator[RunningGroup]:
         yield found
 
 
-def check(driver: Driver, path: Path, names: dict[str, list[int]], count: int = NEW_TOKENS) -> None:
-    reference = generated.reference_model(path)
-    for name, prompt in names.items():
-        generated.greedy(reference, prompt, count).check(driver.tokens[name], driver.logprobs[name])
-
-
 def test_chunks_and_late_arrivals(group: RunningGroup, checkpoint: Path) -> None:
     """Each rank has half of the heads and of the weights; tokens and logprobs are those of `generate`."""
-    driver, draw = Driver(group), random.Random(3)
-    waiting = list(enumerate(prompts()))
-    while waiting or driver.rows:
-        for name, row in list(driver.rows.items()):
-            left = len(row.token_ids) - row.computed
-            driver.compute(name, left if left == 1 else draw.randint(1, left))
-        if waiting and draw.random() < 0.4:
-            i, prompt = waiting.pop()
-            driver.add(f"p{i}", prompt, draw.randint(1, len(prompt)))
-        driver.run()
-        for name in [name for name in driver.rows if len(driver.tokens[name]) == NEW_TOKENS]:
-            driver.remove(name)
-    check(driver, checkpoint, {f"p{i}": prompt for i, prompt in enumerate(prompts())})
+    check_chunks(Driver(group), checkpoint)
     assert group.own._loaded is not None and group.own._loaded.shape.num_kv_heads == 1
     assert isinstance(group._ranks._sums, SharedSums)
     assert group.own._loaded.model.is_fused is (checkpoint.name not in EXPERTS)
@@ -75,29 +55,9 @@ def test_chunks_and_late_arrivals(group: RunningGroup, checkpoint: Path) -> None
 
 def test_repeated_steps_swaps_and_cached_prefixes(group: RunningGroup, checkpoint: Path) -> None:
     """Empty steps repeat rows on all ranks; blocks that are swapped out and in, and shared blocks, hold each rank's part."""
-    driver, prompt = Driver(group), prompts()[4]
-    row = driver.add("a", prompt, room=2 * NEW_TOKENS)
-    for _ in range(NEW_TOKENS // 2):
-        driver.run()
+    driver = Driver(group)
+    check_swaps_and_prefixes(driver, checkpoint)
     assert (driver.num_plain_steps > 0) is (checkpoint.name not in NO_PLAIN_STEPS)
-    driver.pause("a")
-    driver.step.swap_out = [(block, 1 + i) for i, block in enumerate(row.blocks)]
-    driver.run()
-    fresh = [driver._take() for _ in row.blocks]
-    old = driver.remove("a")
-    driver.step.swap_in = [(1 + i, block) for i, block in enumerate(fresh)]
-    driver.add("a", old.token_ids, num_prompt=len(prompt), blocks=fresh, computed=len(old.token_ids) - 1)
-    driver.run()
-    while len(driver.tokens["a"]) < NEW_TOKENS:
-        driver.compute("a")
-        driver.run()
-    shared = len(prompt) // BLOCK_SIZE
-    driver.add("b", prompt, blocks=fresh[:shared], computed=shared * BLOCK_SIZE)
-    driver.run()
-    while len(driver.tokens["b"]) < NEW_TOKENS:
-        driver.compute("b")
-        driver.run()
-    check(driver, checkpoint, {"a": prompt, "b": prompt})
     assert not group.losses
 
 
@@ -145,11 +105,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
-def ended(process: subprocess.Popen[str]) -> str:
-    _, said = process.communicate(timeout=20)
-    return said
-
-
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_a_follower_fed_another_map_is_detected(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block id of a row differs: no token of the step is returned, and the group ends."""
@@ -157,18 +112,7 @@ def test_a_follower_fed_another_map_is_detected(family: str, tmp_path: Path, mon
         driver = Driver(group)
         driver.add("a", prompts()[4])
         driver.run()
-        send = Channel.send
-
-        def other_map(channel: Channel, kind: MessageKind, content: bytes = b"") -> None:
-            if kind is MessageKind.STEP:
-                outputs = worker_pb2.SchedulerOutputs.FromString(content)
-                ids = bytearray(outputs.added.block_ids)
-                ids[0] ^= 64
-                outputs.added.block_ids = bytes(ids)
-                content = outputs.SerializeToString()
-            send(channel, kind, content)
-
-        monkeypatch.setattr(Channel, "send", other_map)
+        other_block_ids(monkeypatch, "rank 1")
         driver.add("b", prompts()[4])
         with pytest.raises(DeviceLost, match="rank 1 differs from rank 0 after a step") as caught:
             driver.run()

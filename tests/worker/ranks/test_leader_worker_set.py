@@ -14,6 +14,7 @@ def test_the_pod_says_the_rank() -> None:
     assert in_set({"group_port": 7000}, POD)["leader"] == "group-0.ranks:7000"
     assert in_set({}, POD | {"LWS_WORKER_INDEX": "0"}) == {"tensor_parallel": 4, "rank": 0}
     assert in_set({"rank": 1, "leader": "a:1"}, POD) == {"rank": 1, "leader": "a:1"}
+    assert in_set({"pipeline_parallel": 2}, POD)["tensor_parallel"] == 2
     assert in_set({"tensor_parallel": 2}, {}) == {"tensor_parallel": 2}
 
 
@@ -22,3 +23,9 @@ def test_wrong_variables_are_named(wrong: dict[str, str]) -> None:
     """Before anything is loaded."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         in_set({}, POD | wrong)
+
+
+def test_stages_that_do_not_divide_the_pods() -> None:
+    """Both values are named."""
+    with pytest.raises(ConfigError, match="LWS_GROUP_SIZE is 4, which --pipeline-parallel 3 does not divide"):
+        in_set({"pipeline_parallel": 3}, POD)

@@ -30,6 +30,7 @@ from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.dummy_batch import LONGEST
+from worker_svc.model.fused.elsewhere import StageArrival
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import WeightOf, pack_all, plain_weight
 from worker_svc.model.fused.parts import DecoderParts, match
@@ -46,7 +47,10 @@ class FusedDecoder:
     Call `bind` and `begin` before a forward pass. Until the first `begin`, the modules compute.
     """
 
-    def __init__(self, decoder: nn.Module, embedding: nn.Embedding, scale: float, form: "ProgramForm") -> None:
+    def __init__(
+        self, decoder: nn.Module, embedding: nn.Embedding | StageArrival, scale: float, form: "ProgramForm"
+    ) -> None:
+        """`embedding`: of token ids to the stream; an StageArrival where another stage computes that."""
         self._embedding, self._scale, self._form = embedding, scale, form
         self._program = form.prepared()
         self._decoder, self._modules = decoder, decoder.forward
@@ -92,7 +96,9 @@ class FusedDecoder:
         return None if embed is None else self._form.fixed(embed, head, num_rows, kept, self._pool)
 
     def _embed(self) -> Embed | None:
-        """The lookup of token ids; None if the embedding does more."""
+        """The lookup of token ids; None if the embedding does more, or is another stage's."""
+        if isinstance(self._embedding, StageArrival):
+            return None
         table = self._embedding.weight
         token = torch.tensor(self._embedding.num_embeddings // 2, device=table.device)
         inner = scale_of(table[token], self._embedding(token))
@@ -205,14 +211,19 @@ def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> Fu
     parts, entry = found
     program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of, pages, given.sums)
     form = ProgramForm(given.kernels, program, given.cache_dtype, given.head_of)
-    return FusedDecoder(decoder, parts.embedding, entry.scale, form)
+    return FusedDecoder(decoder, parts.embedding or _arrival(decoder), entry.scale, form)
+
+
+def _arrival(decoder: nn.Module) -> StageArrival:
+    """Where the stream of a stage comes from."""
+    return next(module for module in decoder.modules() if isinstance(module, StageArrival))
 
 
 def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | None:
     """The decoder's parts; None also if running its modules shows that they need to be called differently."""
     try:
         parts = match(decoder)
-        if parts is None or not _suits(parts.last_norm.weight.dtype, given):
+        if parts is None or not _suits(parts.norm.weight.dtype, given):
             return None
         entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
@@ -223,6 +234,7 @@ def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | No
 
 def _suits(dtype: torch.dtype, given: Fusing) -> bool:
     same_heads = len({call.num_heads for call in given.calls}) == 1
-    in_order = [call.layer for call in given.calls] == list(range(len(given.calls)))
+    first = given.calls[0].layer
+    in_order = [call.layer for call in given.calls] == list(range(first, first + len(given.calls)))
     sums_fit = given.sums is None or given.sums.in_programs
     return same_heads and in_order and sums_fit and given.kernels.runs(dtype, given.cache_dtype)

@@ -52,21 +52,23 @@ def program_of(
     pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
     sums: RankSums | None = None,
 ) -> Program:
-    """The operators of the whole decoder.
+    """The operators of the decoder, or of a stage's layers, which are numbered from 0 in its cache.
 
     `calls`: one per layer in order, from a probe. `pages`: of mapped checkpoints; those of packed weights are dropped.
     `sums`: over the ranks of a group, where attention and gated part are a part of a sum.
     """
     packing = _Packing(kernels, weight_of, pages)
     operators: list[Operator] = []
-    for layer, angles, call in zip(parts.layers, entry.angles, calls, strict=True):
-        operators += _layer(layer, angles, call, packing, sums)
-    operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
+    angles_of = entry.angles[parts.first_layer :]
+    for number, (layer, call) in enumerate(zip(parts.layers, calls, strict=True)):
+        operators += _layer(number, layer, angles_of[number], call, packing, sums)
+    if parts.last_norm is not None:
+        operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
     heads, gated = _widths(operators)
-    width = len(parts.last_norm.weight)
+    width = len(parts.norm.weight)
     attended = calls[0].num_heads * shape.head_dim
     widths = {Rows.STREAM: width, Rows.NORMED: width, Rows.HEADS: heads, Rows.ATTENDED: attended, Rows.GATED: gated}
-    return Program(operators, widths, calls[0].num_heads, shape, parts.last_norm.weight.dtype)
+    return Program(operators, widths, calls[0].num_heads, shape, parts.norm.weight.dtype)
 
 
 def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
@@ -76,12 +78,12 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
 
 
 def _layer(
-    layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
+    number: int, layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
 ) -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
     yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
-    yield RotateAndStore(call.layer, angles.cosines, angles.sines, _head_norm(layer))
-    yield Attend(call.layer, call.rule)
+    yield RotateAndStore(number, angles.cosines, angles.sines, _head_norm(layer))
+    yield Attend(number, call.rule)
     yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention, sums)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
     gates = packing.packed(layer, layer.gates)

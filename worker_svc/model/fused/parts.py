@@ -11,6 +11,7 @@ from torch import nn
 
 from paged_kernels.decoder import Activation
 from worker_svc.model.fused.behaviour import NormForm, activation_form, norm_form
+from worker_svc.model.fused.elsewhere import Elsewhere, StageArrival
 from worker_svc.model.fused.packed_linear import PackedLinear
 
 _LANES = 16
@@ -54,24 +55,40 @@ class LayerParts:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """A decoder: embedding, layers, last norm."""
+    """A decoder: embedding, layers, last norm.
 
-    embedding: nn.Embedding
+    Of a stage its layers, from `first_layer` on: `embedding` is None unless it is the first stage, `last_norm` unless it is the
+    last.
+    """
+
+    embedding: nn.Embedding | None
     layers: tuple[LayerParts, ...]
-    last_norm: NormForm
+    last_norm: NormForm | None
+    first_layer: int = 0
+
+    @property
+    def norm(self) -> NormForm:
+        """A norm of the stream."""
+        return self.layers[0].around_attention.before
 
 
 def match(decoder: nn.Module) -> DecoderParts | None:
     """The parts of a decoder; None if its structure is not known."""
     layers, embedding = getattr(decoder, "layers", None), getattr(decoder, "embed_tokens", None)
     last_norm = norm_form(getattr(decoder, "norm", None))
-    if not isinstance(layers, nn.ModuleList) or not isinstance(embedding, nn.Embedding) or last_norm is None:
+    if not isinstance(layers, nn.ModuleList) or last_norm is None:
+        return None
+    is_first, is_last = not isinstance(layers[0], StageArrival), not isinstance(layers[-1], Elsewhere)
+    if is_first and not isinstance(embedding, nn.Embedding):
         return None
     if len({parameter.dtype for parameter in decoder.parameters()}) > 1:
         return None
-    found = [_layer(layer) for layer in layers]
+    own = [number for number, layer in enumerate(layers) if not isinstance(layer, Elsewhere)]
+    found = [_layer(layers[number]) for number in own]
     whole = tuple(layer for layer in found if layer is not None)
-    return DecoderParts(embedding, whole, last_norm) if len(whole) == len(found) else None
+    if len(whole) != len(found):
+        return None
+    return DecoderParts(embedding if is_first else None, whole, last_norm if is_last else None, own[0])
 
 
 def _layer(layer: nn.Module) -> LayerParts | None:

@@ -33,20 +33,25 @@ class Entry:
     angles: tuple[Angles, ...]
 
 
-def enter(decoder: nn.Module, embedding: nn.Embedding, num_positions: int) -> Entry | None:
+def enter(decoder: nn.Module, embedding: nn.Embedding | None, num_positions: int) -> Entry | None:
     """Run the decoder without its layers.
 
-    None if a layer gets positions in another way, or the stream is not an embedding.
+    None if a layer gets positions in another way, or the stream is not an embedding. `embedding`: None in a stage that
+    gets the stream from another one; its scale is 1.
     """
     layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
-    seen, token, device = _Seen(), embedding.num_embeddings // 2, embedding.weight.device
+    token = 0 if embedding is None else embedding.num_embeddings // 2
+    seen, device = _Seen(), next(decoder.parameters()).device
     with _bypassed(layers, seen), torch.inference_mode():
         for begin in range(0, num_positions, _PIECE):
             places = torch.arange(begin, min(begin + _PIECE, num_positions), device=device)[None]
             decoder(input_ids=torch.full_like(places, token), position_ids=places, use_cache=False)
-        embedded = embedding(torch.tensor([[token]], device=device))[0, 0]
     if len(seen.angles) != len(layers):
         return None
+    if embedding is None:
+        return Entry(1.0, _joined(seen.angles))
+    with torch.inference_mode():
+        embedded = embedding(torch.tensor([[token]], device=device))[0, 0]
     scale = scale_of(embedded, seen.streams[0][0, 0])
     return None if scale is None else Entry(scale, _joined(seen.angles))
 

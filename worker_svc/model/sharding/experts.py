@@ -20,7 +20,7 @@ _SKIPS_EXPERTS = "_is_expert_parallel"
 
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
-    """Experts `first` to `first + count - 1` of every module whose name `modules` matches; `weights`: its parameters.
+    """Experts `first` to `first + count - 1` of every module with a name that `modules` matches; `weights`: its parameters.
 
     `stored` matches a checkpoint's tensors of one expert each, with the expert's number as group 1.
     """

@@ -105,7 +105,7 @@ def _has_whole_rows(plan: Mapping[str, str], whole: Shapes, own: Shapes) -> bool
 
 
 def _expert_part(plan: Mapping[str, str], shapes: Shapes, rank: int, size: int) -> ExpertPart | None:
-    """The experts of a rank by `plan`, of a model whose parameters have `shapes`; None if it has no experts.
+    """The experts of a rank by `plan`, of a model with parameters of these `shapes`; None if it has no experts.
 
     Raises ConfigError if `size` does not divide their number.
     """

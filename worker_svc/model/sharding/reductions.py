@@ -40,7 +40,7 @@ class Reductions:
         columns = head.out_features // size
         begin = rank * columns
         weight = head.weight[begin : begin + columns]
-        is_tied = head.weight is model.get_input_embeddings().weight
+        is_tied = head.weight is getattr(model.get_input_embeddings(), "weight", None)
         part = nn.Linear(head.in_features, columns, bias=head.bias is not None, device="meta")
         part.weight = nn.Parameter(weight if is_tied else weight.clone(), requires_grad=False)
         if head.bias is not None:

@@ -1,4 +1,4 @@
-"""A worker of two ranks behind gateway and scheduler: its requests are compared with `generate`, and its ranks are killed."""
+"""A worker of several ranks behind gateway and scheduler: its requests are compared with `generate`, and its ranks are killed."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ def two_ranks(killer: Killer, **options: object) -> Iterator[Supervised]:
         yield running
 
 
-def greedy_tokens(running: Supervised, jobs: Sequence[Job]) -> tuple[list[list[int]], int]:
+def greedy_tokens(address: str, jobs: Sequence[Job]) -> tuple[list[list[int]], int]:
     """The jobs' tokens, all asked for at once, and how often a request was preempted."""
 
     def ask(job: Job) -> list[int]:
@@ -47,22 +47,22 @@ def greedy_tokens(running: Supervised, jobs: Sequence[Job]) -> tuple[list[list[i
         return list(output.outputs[0].token_ids)
 
     preempted: list[int] = []
-    with Client(running.stack.grpc_address) as client, ThreadPoolExecutor(len(jobs)) as pool:
+    with Client(address) as client, ThreadPoolExecutor(len(jobs)) as pool:
         found = list(pool.map(ask, jobs))
     return found, sum(preempted)
 
 
-def equal_to_generate(running: Supervised, path: Path, jobs: Sequence[Job]) -> str:
+def equal_to_generate(address: str, path: Path, jobs: Sequence[Job]) -> str:
     """Asks for all jobs at once, twice, so that prefixes are cached the second time; what was compared."""
     wanted = [expected(path, job).token_ids for job in jobs]
     num_preempted = 0
     for _ in range(2):
-        found, preempted = greedy_tokens(running, jobs)
+        found, preempted = greedy_tokens(address, jobs)
         assert found == wanted
         num_preempted += preempted
     assert num_preempted > 0, "the pool was to force preemption"
     num_tokens = 2 * sum(map(len, wanted))
-    return f"two ranks equal to generate: {2 * len(jobs)} requests, {num_tokens} tokens, {num_preempted} preemptions"
+    return f"equal to generate: {2 * len(jobs)} requests, {num_tokens} tokens, {num_preempted} preemptions"
 
 
 def kill_each(
@@ -86,8 +86,8 @@ def kill_each(
         address, cases, expected_outputs, kill, logprob_tolerance=logprob_tolerance
     )
     pool, deaths = blocks(running.stack.admin_address)["gpu"], running.deaths[before:]
-    # The other rank of each group too; one that is back before its group has ended starts over once more.
+    # The other ranks of each group too; one that is back before its group has ended starts over once more.
     assert len(deaths) >= 2 * len(kills), deaths
     assert pool["free"] == pool["total"]
     told = ", ".join(f"rank {rank} at {moment}" for moment, rank in kills)
-    return f"kills of a rank, two ranks: {told}; {num_requests} requests, {num_tokens} tokens, 0 lost or changed"
+    return f"kills of a rank: {told}; {num_requests} requests, {num_tokens} tokens, 0 lost or changed"
