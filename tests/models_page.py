@@ -72,7 +72,8 @@ _NOTES = """\
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
   invariance contract is therefore off for these models on processors where products depend on the number of rows; the worker logs
-  it. Tokens equal those of `generate` within rounding.
+  it. Tokens equal those of `generate` within rounding. [Several ranks](scale-out.md#mixtures-of-experts) divide the experts of
+  Mixtral, Qwen2-MoE and Qwen3-MoE.
 * **Embeddings.** They are pooled from the last hidden states of any model: the mean over the prompt's tokens, or the last
   token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
 * **KV cache.** `--kv-cache-dtype` is one of {dtypes}.

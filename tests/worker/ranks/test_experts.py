@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from transformers.models.mixtral import modeling_mixtral
 
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import make_checkpoint
@@ -14,6 +16,8 @@ from tests.support.routed_checkpoint import TOKENS_OF_RANK, make_routed, ranks_o
 from tests.support.worker import generated
 from tests.support.worker.driver import Driver, generate
 from tests.support.worker.rank_group import RunningGroup, follower, joining, running, settings_of
+from worker_svc.model.checkpoint import model_class, open_checkpoint
+from worker_svc.model.sharding import plan
 
 NUM_STEPS = 24
 
@@ -35,7 +39,7 @@ def shares(group: RunningGroup) -> Iterator[list[float]]:
     assert group.own._loaded is not None
     found: list[float] = []
 
-    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+    def note(module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         found.append((given[1] < module.num_experts).float().mean().item())
 
     experts = [m for name, m in group.own._loaded.model._model.named_modules() if name.endswith(".experts")]
@@ -105,3 +109,31 @@ def test_experts_are_divided_over_four_ranks(tmp_path: Path) -> None:
         driver, prompt = Driver(group), list(range(40))
         generate(driver, "a", prompt, NUM_STEPS)
     generated.greedy(generated.reference_model(path), prompt, NUM_STEPS).check(driver.tokens["a"], driver.logprobs["a"])
+
+
+# --- refused before weights are read -----------------------------------------------------------------------------------
+
+
+class _PlainExperts(nn.Module):
+    """Experts that do not state that they can skip some."""
+
+    def __init__(self, config: modeling_mixtral.MixtralConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(config.num_local_experts, 2, config.hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size, 1))
+
+
+def test_modules_that_cannot_skip_experts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is named."""
+    found = open_checkpoint(make_checkpoint("mixtral", tmp_path / "mixtral"))
+    monkeypatch.setattr(modeling_mixtral, "MixtralExperts", _PlainExperts)
+    with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.experts, which cannot skip experts of other ranks"):
+        plan.sharded(found, model_class(found), 0, 2)
+
+
+def test_layers_with_different_experts_are_refused() -> None:
+    """A rank's experts have the same numbers in every layer."""
+    styles = {"layers.*.mlp.experts.down_proj": "grouped_gemm", "layers.*.mlp.experts": "ep_dispatch_experts"}
+    shapes = {f"model.layers.{i}.mlp.experts.down_proj": torch.Size([count, 2, 2]) for i, count in enumerate((4, 8))}
+    with pytest.raises(ConfigError, match=r"different experts: \[4, 8\] of them"):
+        plan._expert_part(styles, shapes, 0, 2)
