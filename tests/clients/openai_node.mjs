@@ -235,8 +235,9 @@ describe("the openai package", { concurrency: true }, () => {
     let chunks = 0;
     // The package ends an aborted stream as if it were complete.
     for await (const _ of stream) if (++chunks === 5) controller.abort();
-    assert.equal(chunks, 5);
-    for await (const _ of await client.completions.create(endless)) if (++chunks === 10) break;
+    assert.ok(chunks >= 5 && chunks < 100, `${chunks} chunks: those that had come are still read`);
+    let more = 0;
+    for await (const _ of await client.completions.create(endless)) if (++more === 5) break;
     const slow = client.completions.create({ ...endless, stream: false }, { timeout: 300 });
     await assert.rejects(slow, OpenAI.APIConnectionTimeoutError);
   });
