@@ -57,7 +57,7 @@ class ExpertPart:
                 whole = module.get_parameter(leaf)
                 part = whole.new_empty(self.count, *whole.shape[1:])
                 module.register_parameter(leaf, nn.Parameter(part, requires_grad=whole.requires_grad))
-            module.num_experts = self.count  # type: ignore[assignment]
+            module.num_experts = self.count
             setattr(module, _SKIPS_EXPERTS, True)
             module.register_forward_pre_hook(self._route)
 

@@ -25,6 +25,7 @@ class ShardReader:
 
     def tensors(self, dtype: torch.dtype) -> Mapping[str, Callable[[], Value]]:
         """See WeightReader."""
+        stored: dict[str, Callable[[], Value]]
         if self._inner is None:
             opened = [safe_open(file, "pt") for file in self._files]
             stored = {name: partial(self._slice, file, name) for file in opened for name in file.keys()}  # noqa: SIM118
