@@ -5,9 +5,10 @@ On one machine they go through a file in shared memory that the fetching worker 
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import grpc
 
@@ -81,17 +82,13 @@ class BlockTransfer:
             self._peers.check(request.source, WORKER)
         except ConfigError as error:
             raise InvalidArgument.field("source", error.message) from None
-        nonce, path = secrets.token_bytes(_NONCE_BYTES), _made_shared()
-        try:
-            if path is not None:
-                path.write_bytes(nonce)
-            data, is_shared = await self._ask(request, "" if path is None else path.name, nonce)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        with _made_shared(nonce) as (name, file):
+            data, is_shared = await self._ask(request, name, nonce)
             if is_shared:
-                assert path is not None
-                data = path.read_bytes()
-        finally:
-            if path is not None:
-                path.unlink(missing_ok=True)
+                assert file is not None
+                file.seek(0)
+                data = file.read()
         await self._in_epoch(request.epoch, lambda engine: engine.images.put(request.image, request.num_before, data))
         return worker_pb2.FetchBlocksResponse(num_bytes=len(data), is_shared=is_shared)
 
@@ -137,18 +134,28 @@ class BlockTransfer:
         return await self._thread.submit(job)
 
 
-def _made_shared() -> Path | None:
-    """A new file in shared memory that only this user reads; None where there is no such folder, or no room."""
+@contextmanager
+def _made_shared(nonce: bytes) -> Iterator[tuple[str, BinaryIO | None]]:
+    """Name of a new file in shared memory that only this user reads, and the file; "" and None where there can be none.
+
+    The peer that opens it removes its name before it writes, so that a killed process leaves no blocks in memory.
+    """
     path = _SHARED / f"{_PREFIX}{secrets.token_hex(16)}"
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     except OSError:
-        return None
-    return path
+        yield "", None
+        return
+    try:
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            file.write(nonce)
+            yield path.name, file
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _opened(name: str, nonce: bytes) -> int | None:
-    """The peer's shared file, at its beginning; None if it is not on this machine, or is none.
+    """The peer's shared file, at its beginning and without its name; None if it is not on this machine, or is none.
 
     A peer can have only files written that it knows the beginning of, that are in the folder of shared memory, and that this
     user owns.
@@ -162,5 +169,6 @@ def _opened(name: str, nonce: bytes) -> int | None:
     if os.read(found, _NONCE_BYTES + 1) != nonce or os.fstat(found).st_uid != os.getuid():
         os.close(found)
         return None
+    os.unlink(_SHARED / name)
     os.lseek(found, 0, os.SEEK_SET)
     return found

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,14 +80,18 @@ async def undisturbed() -> list[int]:
         return tokens_by_row(await owner.ask(step(2)))[0]
 
 
-def is_left() -> list[Path]:
-    return list(Path("/dev/shm").glob("quire-blocks-*"))
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in place of that of shared memory; nothing is left in it."""
+    monkeypatch.setattr(block_transfer, "_SHARED", tmp_path)
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "stream"])
-def test_it_goes_on_with_the_same_tokens(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared memory", "stream"])
+def test_it_goes_on_with_the_same_tokens(is_shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker with the blocks checks their contents itself (simulated: KV_LOST otherwise). In two parts, as they are sent."""
-    if not shared:
+    if not is_shared:
         monkeypatch.setattr(block_transfer, "_SHARED", Path("/nowhere"))
 
     async def test() -> None:
@@ -94,12 +99,11 @@ def test_it_goes_on_with_the_same_tokens(shared: bool, monkeypatch: pytest.Monke
             first = await workers.fetch(block_ids=wire_arrays.pack([3, 1]))
             rest = await workers.fetch(block_ids=wire_arrays.pack([2]), num_before=2)
             assert (first.num_bytes, rest.num_bytes) == (64, 32)
-            assert first.is_shared is rest.is_shared is shared
+            assert first.is_shared is rest.is_shared is is_shared
             result = await workers.go_on([(0, 5), (1, 6), (2, 7)])
             assert tokens_by_row(result)[0] == await undisturbed()
 
     go(test())
-    assert is_left() == []
 
 
 def test_blocks_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +144,6 @@ def test_what_is_refused(values: dict[str, object], error: type[Exception], matc
             assert tokens_by_row(await workers.go_on([(0, 5), (1, 6), (2, 7)]))[0] == await undisturbed()
 
     go(test())
-    assert is_left() == []
 
 
 def test_another_layout_is_refused_with_both() -> None:
@@ -180,11 +183,20 @@ def test_no_other_file_is_written(name: str) -> None:
 
 
 def test_a_file_with_another_beginning_is_left_alone() -> None:
-    path = block_transfer._made_shared()
-    assert path is not None
-    try:
-        path.write_bytes(b"1" * 32)
-        assert block_transfer._opened(path.name, b"2" * 32) is None
-        assert path.read_bytes() == b"1" * 32
-    finally:
-        path.unlink()
+    with block_transfer._made_shared(b"1" * 32) as (name, file):
+        assert file is not None
+        assert block_transfer._opened(name, b"2" * 32) is None
+        file.seek(0)
+        assert file.read() == b"1" * 32
+
+
+def test_a_file_that_was_opened_has_no_name(shared: Path) -> None:
+    """So its memory is free when both processes have ended, however they end."""
+    with block_transfer._made_shared(b"1" * 32) as (name, file):
+        assert file is not None
+        found = block_transfer._opened(name, b"1" * 32)
+        assert found is not None and list(shared.iterdir()) == []
+        os.write(found, b"blocks")
+        os.close(found)
+        file.seek(0)
+        assert file.read().startswith(b"blocks")
