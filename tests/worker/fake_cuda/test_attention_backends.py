@@ -62,7 +62,7 @@ def library_steps(engine: ModelEngine, monkeypatch) -> list[list[int]]:
     ("name", "family", "settings"),
     [
         ("flashinfer", "llama", {}),
-        ("flash-attn-3", "llama", {}),
+        pytest.param("flash-attn-3", "llama", {}, marks=pytest.mark.long),
         ("torch", "llama", {}),
         pytest.param("flashinfer", "gemma3_text", {}, marks=pytest.mark.long),
         pytest.param("flash-attn-3", "mistral", {}, marks=pytest.mark.long),
