@@ -38,7 +38,7 @@ from svc_common.net import rpc
 
 _GOAL_US, _GOAL_SPREAD = 150.0, 1.2
 _PROMPT_TOKENS = 16
-_MOST_TOKENS = 4000
+_MOST_TOKENS = 2000
 _START_S = 120.0
 
 
@@ -87,14 +87,16 @@ class Load:
         )
 
 
-def measure(num_workers: int, sequences: int, step_s: float, seconds: float, policy: str) -> dict[str, Any]:
+def measure(
+    num_workers: int, sequences: int, step_s: float, seconds: float, policy: str, *, recording: bool
+) -> dict[str, Any]:
     """One run, measured for `seconds` once all sequences run."""
     with ExitStack() as started, tempfile.TemporaryDirectory() as folder:
         addresses = _workers(started, Path(folder), num_workers, step_s)
         scheduler = started_service(
             started, "scheduler", *(part for address in addresses for part in ("--worker", address)),
             *("--port", "0", "--admin-port", "0", "--metrics-port", "0", "--policy", policy),
-            *("--max-num-seqs", str(sequences), "--max-waiting-requests", str(num_workers * sequences + 1)),
+            *("--record-memory", "16MiB" if recording else "0", "--max-num-seqs", str(sequences), "--max-waiting-requests", str(num_workers * sequences + 1)),
         )  # fmt: skip
         process = psutil.Process(scheduler.pid)
         load = Load(num_workers * sequences, _MOST_TOKENS)
@@ -162,13 +164,14 @@ def main(
     step_s: Annotated[float, typer.Option(min=0, help="Seconds of a worker's step.")] = 0.25,
     seconds: Annotated[float, typer.Option(min=1, help="How long to measure.")] = 20.0,
     policy: Annotated[str, typer.Option(help="Preset of the scheduler.")] = "quire",
+    recording: Annotated[bool, typer.Option(help="Keep the recording for `quire record`, as by default.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/group_load.json.")] = False,
 ) -> None:
     """Measures a scheduler with full workers."""
     counts = numbers(workers, 1, 256, "1,64")
-    rows = [measure(count, sequences, step_s, seconds, policy) for count in counts]
-    result = {"benchmark": "group_load", "policy": policy, "step_s": step_s, "runs": rows}
+    rows = [measure(count, sequences, step_s, seconds, policy, recording=recording) for count in counts]
+    result = {"benchmark": "group_load", "policy": policy, "step_s": step_s, "recording": recording, "runs": rows}
     if save:
         report.save("group_load", result)
     if as_json:

@@ -30,7 +30,7 @@ def main(
 
         async def serve_all() -> None:
             settings = SimulatedWorkerSettings.of(
-                port=0, num_gpu_blocks=16_384, step_base_s=step_s, prefill_token_s=0.0, decode_row_s=0.0, context_token_s=0.0
+                port=0, num_gpu_blocks=40_000, step_base_s=step_s, prefill_token_s=0.0, decode_row_s=0.0, context_token_s=0.0
             )  # fmt: skip
             async with asyncio.TaskGroup() as serving:
                 for log in logs:
