@@ -96,7 +96,8 @@ def measure(
         scheduler = started_service(
             started, "scheduler", *(part for address in addresses for part in ("--worker", address)),
             *("--port", "0", "--admin-port", "0", "--metrics-port", "0", "--policy", policy),
-            *("--record-memory", "16MiB" if recording else "0", "--max-num-seqs", str(sequences), "--max-waiting-requests", str(num_workers * sequences + 1)),
+            *("--record-memory", "16MiB" if recording else "0", "--max-num-seqs", str(sequences)),
+            *("--max-waiting-requests", str(num_workers * sequences + 1)),
         )  # fmt: skip
         process = psutil.Process(scheduler.pid)
         load = Load(num_workers * sequences, _MOST_TOKENS)
