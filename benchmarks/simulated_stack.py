@@ -85,11 +85,12 @@ async def through_scheduler(address: str, arrivals: Arrivals) -> None:
 async def _frontend_messages(arrivals: Arrivals, closed: asyncio.Event) -> AsyncIterator[engine_pb2.FrontendMessage]:
     hello = engine_pb2.FrontendHello(identity=rpc.Identity().message(), frontend_id=uuid.uuid4().hex)
     yield engine_pb2.FrontendMessage(hello=hello)
-    yield engine_pb2.FrontendMessage(submits=[_submit(i, arrivals.tokens_wanted) for i in range(arrivals.num_seqs)])
+    yield engine_pb2.FrontendMessage(submits=[submit(i, arrivals.tokens_wanted) for i in range(arrivals.num_seqs)])
     await closed.wait()
 
 
-def _submit(index: int, max_tokens: int) -> engine_pb2.Submit:
+def submit(index: int, max_tokens: int) -> engine_pb2.Submit:
+    """Request `index` of a gateway, with handle `index + 1`: a prompt of 16 tokens, and just so many tokens."""
     return engine_pb2.Submit(
         handle=index + 1,
         request_id=f"bench-{uuid.uuid4().hex[:8]}-{index}",

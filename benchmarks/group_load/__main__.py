@@ -31,13 +31,12 @@ from benchmarks import report
 from benchmarks.command_line import numbers
 from benchmarks.overlap.stack import started_service
 from benchmarks.overlap.worker import read_log
-from protos.common.v1 import common_pb2
+from benchmarks.simulated_stack import submit
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from svc_common import wire_arrays
 from svc_common.net import rpc
 
 _GOAL_US, _GOAL_SPREAD = 150.0, 1.2
-_PROMPT_TOKENS = 16
 _MOST_TOKENS = 2000
 _START_S = 120.0
 
@@ -71,20 +70,10 @@ class Load:
         hello = engine_pb2.FrontendHello(identity=rpc.Identity().message(), frontend_id=uuid.uuid4().hex)
         yield engine_pb2.FrontendMessage(hello=hello)
         for begin in range(0, self._count, 1024):
-            handles = range(begin + 1, min(begin + 1024, self._count) + 1)
-            yield engine_pb2.FrontendMessage(submits=[self._submit(handle) for handle in handles])
+            indexes = range(begin, min(begin + 1024, self._count))
+            yield engine_pb2.FrontendMessage(submits=[submit(i, self._num_tokens) for i in indexes])
             await asyncio.sleep(0.05)
         await self._closed.wait()
-
-    def _submit(self, handle: int) -> engine_pb2.Submit:
-        return engine_pb2.Submit(
-            handle=handle,
-            request_id=f"load-{handle}",
-            token_ids=wire_arrays.pack([(handle * 7 + i) % 250 + 1 for i in range(_PROMPT_TOKENS)]),
-            sampling=common_pb2.ResolvedSampling(temperature=0.0, top_p=1.0, seed=handle),
-            stop=common_pb2.StopRules(max_tokens=self._num_tokens, ignore_eos=True),
-            num_choices=1,
-        )
 
 
 def measure(
