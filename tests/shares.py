@@ -25,10 +25,11 @@ QUICK = {
     "gateway": ("tests/gateway",),
 }
 # Begun in this order: long ones, and those that wait for services, first. torch, which takes seconds to import, is imported by
-# "e2e", "device", "engine" and "kernels" alone.
+# "e2e", "device", "ranks", "engine" and "kernels" alone.
 ALL = {
     "e2e": ("tests/e2e",),
-    "device": ("tests/worker/test_fake_cuda.py", "tests/worker/ranks"),
+    "device": ("tests/worker/test_fake_cuda.py",),
+    "ranks": ("tests/worker/ranks",),
     "engine": ("tests/worker/engine", "tests/worker/model", "tests/worker/adapters"),
     "kernels": (
         *("tests/kernels", "tests/worker", "tests/quire/offline"),

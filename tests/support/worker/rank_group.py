@@ -1,6 +1,7 @@
 """A group of ranks: rank 0's engine in this process, the others as the processes that users start."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,6 +105,12 @@ def ended(process: subprocess.Popen[str]) -> str:
     """What a process that ends has written."""
     _, said = process.communicate(timeout=_END_S)
     return said
+
+
+def stopped(process: subprocess.Popen[str]) -> None:
+    """Stop it until SIGCONT. Returns when it stands still, which is some time after the signal."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def other_block_ids(monkeypatch: pytest.MonkeyPatch, peer: str) -> None:

@@ -63,7 +63,7 @@ def library_steps(engine: ModelEngine, monkeypatch) -> list[list[int]]:
     [
         ("flashinfer", "llama", {}),
         pytest.param("flash-attn-3", "llama", {}, marks=pytest.mark.long),
-        ("torch", "llama", {}),
+        pytest.param("torch", "llama", {}, marks=pytest.mark.long),
         pytest.param("flashinfer", "gemma3_text", {}, marks=pytest.mark.long),
         pytest.param("flash-attn-3", "mistral", {}, marks=pytest.mark.long),
         pytest.param("flashinfer", "qwen3", {"fuse": False}, marks=pytest.mark.long),

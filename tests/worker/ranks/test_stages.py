@@ -17,7 +17,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized_files import gptq, stored_so
 from tests.support.worker import generated
 from tests.support.worker.driver import Driver, Step, generate, make_engine
-from tests.support.worker.rank_group import RunningGroup, ended, other_block_ids, running, settings_of
+from tests.support.worker.rank_group import RunningGroup, ended, other_block_ids, running, settings_of, stopped
 from tests.support.worker.rank_runs import NEW_TOKENS, check, check_chunks, check_swaps_and_prefixes, prompts
 from worker_svc.engine import DeviceLost
 from worker_svc.model.attention import register
@@ -115,7 +115,7 @@ def test_a_stage_computes_the_next_batch_meanwhile(case: tuple[Path, RunningGrou
         driver.step = Step()
     last_stage = group.followers[-group.settings.tensor_parallel :]
     for process in last_stage:
-        process.send_signal(signal.SIGSTOP)
+        stopped(process)
     pending = [group.launch(message) for message in messages]
     assert not any(step.is_ready for step in pending)
     for process in last_stage:
@@ -198,24 +198,24 @@ def test_a_stage_with_other_rows_is_detected(llama: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("is_in_a_step", [False, True], ids=["idle", "in a step"])
 def test_a_dead_stage_is_seen_at_once(llama: Path, is_in_a_step: bool) -> None:
     """Rank 0 is told without a step, and while it waits for tokens."""
-    with running(llama, 1, pipeline_parallel=2, rank_timeout_s=20) as group:
+    with running(llama, 1, pipeline_parallel=2, rank_timeout_s=60) as group:
         driver = Driver(group)
         driver.add("a", prompts()[4], room=NEW_TOKENS)
         driver.run()
         [process] = group.followers
         begin = time.monotonic()
         if is_in_a_step:
-            process.send_signal(signal.SIGSTOP)
+            stopped(process)
             pending = group.launch(worker_pb2.SchedulerOutputs(num_decode_steps=1))
             process.kill()
             with pytest.raises(DeviceLost, match="rank 1 is lost"):
                 pending.wait()
         process.kill()
         while not group.losses:
-            assert time.monotonic() < begin + 2
+            assert time.monotonic() < begin + 30
             time.sleep(0.005)
         assert "rank 1 is lost" in group.losses[0].message
-        assert time.monotonic() < begin + 2
+        assert time.monotonic() < begin + 30
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
