@@ -83,13 +83,14 @@ class SchedulerSettings(BaseModel):
     max_logged_events: int = Field(default=65_536, ge=1)
     """Decisions kept for `quire why`; a request makes about five."""
     record_segment_steps: int = Field(default=1_000, ge=0)
-    """Steps per segment of the recording kept for `quire record`; the oldest whole segments are dropped; 0 = record nothing."""
+    """Steps per segment of the recording kept for `quire record`, for each MiB of the state that a segment begins with; the oldest
+    whole segments are dropped; 0 = record nothing."""
     record_ring_bytes: int = Field(default=16 * 2**20, ge=0)
     """Maximum size of all complete segments, in compressed bytes; 0 = record nothing."""
     record_tokens: bool = False
     """Record real token ids. Default: recordings have other ids in their place, from which no text can be reconstructed."""
     integrity_check_every: int = Field(default=1_000, ge=0)
-    """Steps between two consistency checks of all block tables; 0 = never."""
+    """Steps between two consistency checks of a worker's block tables, several workers by turns; 0 = never."""
     stats_interval_s: float = Field(default=5.0, ge=0)
     """Seconds between two lines of statistics in the log, written only when something happened; 0 = never."""
     drain_s: float = Field(default=2.0, ge=0)

@@ -8,6 +8,7 @@ Sequences are named `<request id>/<index>`. Block ids are zero-based per device;
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import NamedTuple
 
 from block_manager.cache_rules import Pair
 from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens, StepGrant
@@ -16,6 +17,7 @@ from scheduler_svc.core.fast_decode.share import FastRuns, FastShare
 from scheduler_svc.core.reasons import CoreEvent, Numbers, Revocation
 
 __all__ = [
+    "BatchSignature",
     "EndedSequence",
     "ScheduledSequence",
     "SequenceTokens",
@@ -24,6 +26,17 @@ __all__ = [
     "StepPlan",
     "StepResult",
 ]
+
+
+class BatchSignature(NamedTuple):
+    """Identity of the rows of a fast-decode plan, and the tokens of the first one computed before it."""
+
+    rows: object
+    num_computed: int
+
+    def follows(self, last: "BatchSignature | None") -> bool:
+        """True if a plan has the rows of the worker's `last` plan, each one token further."""
+        return last is not None and self.rows is last.rows and self.num_computed == last.num_computed + 1
 
 
 @dataclass(slots=True)
@@ -103,14 +116,11 @@ class StepPlan:
         return self.written_out
 
     @property
-    def batch_signature(self) -> tuple[object, int] | None:
-        """Batch signature of a plan that consists of fast-decode rows only, else None.
-
-        Plans with equal signatures have the same rows, each one token further for each step between them.
-        """
+    def batch_signature(self) -> BatchSignature | None:
+        """Batch signature of a plan that consists of fast-decode rows only, else None."""
         if self.fast is None or self.entries:
             return None
-        return self.fast.batch_signature, int(self.fast.computed_before[0]) - self.step
+        return BatchSignature(self.fast.batch_signature, int(self.fast.computed_before[0]))
 
     @property
     def num_scheduled(self) -> int:

@@ -406,9 +406,10 @@ class Scheduler:
         states = self._shared.workers
         return len(self._shared.waiting), sum(len(s.running) for s in states), sum(len(s.swapped) for s in states)
 
-    def check_integrity(self) -> list[str]:
-        """Check the ledgers' invariants; returns violations, empty if there are none."""
-        return [wrong for worker in self.workers for wrong in integrity.check(worker.state.cache.ledger)]
+    def check_integrity(self, turn: int | None = None) -> list[str]:
+        """Check the invariants of all workers' ledgers, or of one: `turn` counts through them. Returns violations."""
+        workers = self.workers if turn is None else [self.workers[turn % len(self.workers)]]
+        return [wrong for worker in workers for wrong in integrity.check(worker.state.cache.ledger)]
 
     def view(self) -> dict[str, Any]:
         """Internal state of the first worker group's parts, by name: thresholds, slots, round-robin positions."""

@@ -12,16 +12,21 @@ log = logging.getLogger(__name__)
 
 
 class IntegrityCheck(StepObserver):
-    """Checks the ledger of `core()` every `every` steps (0 = never); violations are logged and the service continues."""
+    """Checks a ledger of `core()` every `every` steps (0 = never); violations are logged and the service continues.
+
+    The ledgers of several workers take turns.
+    """
 
     def __init__(self, core: Callable[[], AnyCore | None], every: int) -> None:
         self._core = core
         self._every = every
+        self._turn = 0
 
     def on_result(self, plan: StepPlan, result: WorkerResult, outcome: StepOutcome) -> None:
-        """Check the ledger if it is the step's turn."""
-        if not self._every or plan.step % self._every:
-            return
+        """Check a ledger if it is the step's turn."""
         core = self._core()
-        for violation in core.check_integrity() if core is not None else ():
+        if not self._every or core is None or plan.step % self._every:
+            return
+        self._turn += 1
+        for violation in core.check_integrity(self._turn):
             log.error("block ledger after step %d: %s", plan.step, violation)

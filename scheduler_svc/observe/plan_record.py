@@ -1,7 +1,7 @@
 """What a core decided in one step, as columns: cheap to keep and easy to compare.
 
-In fast decode, names, token counts and flags equal those of the step before, and so does `computed before -
-step`; such a step shares its `StepShapeColumns` with the one before.
+In fast decode, names, token counts and flags equal those of the lane's step before, and so do the differences of the tokens
+computed before; such a step shares its `StepShapeColumns` with the one before.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler_svc.core.fast_decode.share import FastShare
-from scheduler_svc.core.plan import EndedSequence, ScheduledSequence, StepPlan
+from scheduler_svc.core.plan import BatchSignature, EndedSequence, ScheduledSequence, StepPlan
 from svc_common import wire_arrays
 
 FRESH, RESUMED, SAMPLES, PREFILL = 1, 2, 4, 8
@@ -23,7 +23,7 @@ Pairs = Sequence[Sequence[int]]
 
 @dataclass(slots=True, eq=False)
 class StepShapeColumns:
-    """The scheduled sequences and how they run. `lead`: int32, tokens computed before the step minus the step number.
+    """The scheduled sequences and how they run. `lead`: int32, tokens computed before the step minus those of the first sequence.
 
     `tokens`: int32, empty = one each. `flags`: a byte each, empty = all plain decodes.
     """
@@ -47,11 +47,6 @@ class StepShapeColumns:
     def num_tokens(self) -> list[int]:
         """Tokens of each sequence."""
         return _ints(self.tokens).tolist() if self.tokens else [1] * len(self.names)
-
-    def computed_before(self, step: int) -> list[int]:
-        """Tokens computed before the step, of each sequence."""
-        before: list[int] = (_ints(self.lead) + step).tolist()
-        return before
 
     @property
     def is_prefill(self) -> list[bool]:
@@ -84,6 +79,7 @@ class StepShapeColumns:
 class PlanRecord:
     """One plan; sequences are lists, or () if empty. Pairs are [source, destination].
 
+    `first_computed`: tokens of the first sequence computed before the step.
     `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
     where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`, `revoked`: see
     `policies/mixed/decode_grants`.
@@ -92,6 +88,7 @@ class PlanRecord:
     step: int
     lane: int
     shape: StepShapeColumns
+    first_computed: int = 0
     num_batched_tokens: int = 0
     num_prefill_groups: int = 0
     num_lookahead_slots: int = 0
@@ -121,6 +118,12 @@ class PlanRecord:
         """Approximate size without the shape."""
         return 350 + 60 * sum(map(len, _SEQUENCES(self))) + 8 * len(self.blocks)
 
+    @property
+    def computed_before(self) -> list[int]:
+        """Tokens computed before the step, of each sequence."""
+        before: list[int] = (_ints(self.shape.lead) + self.first_computed).tolist()
+        return before
+
     def new_blocks(self) -> Iterator[tuple[str, Sequence[int]]]:
         """The sequences that got blocks, with their ids."""
         start = 0
@@ -144,11 +147,10 @@ def endings(ended: Iterable[EndedSequence]) -> list[Ending]:
 
 
 class PlanFreezer:
-    """Converts plans to records; keeps the last shape, which the next record may share."""
+    """Converts plans to records; keeps the last shape of each lane, which the lane's next record may share."""
 
     def __init__(self) -> None:
-        self._shape: StepShapeColumns | None = None
-        self._signature: tuple[object, int] | None = None
+        self._last: dict[int, tuple[BatchSignature | None, StepShapeColumns]] = {}
         self._latest: list[tuple[StepPlan, PlanRecord]] = []
 
     def of_all(self, plans: Sequence[StepPlan]) -> list[PlanRecord]:
@@ -169,15 +171,20 @@ class PlanFreezer:
 
     def _frozen(self, plan: StepPlan) -> PlanRecord:
         signature = plan.batch_signature
-        goes_on = signature is not None and signature == self._signature
-        entries = [] if goes_on else plan.scheduled
-        if not goes_on or self._shape is None:
-            self._shape = _shape(entries, plan.step, self._shape)
-        self._signature = signature
+        last_signature, shape = self._last.get(plan.lane, (None, None))
+        entries: list[ScheduledSequence] = []
+        if signature is not None and shape is not None and signature.follows(last_signature):
+            first_computed = signature.num_computed
+        else:
+            entries = plan.scheduled
+            first_computed = entries[0].computed_before if entries else 0
+            shape = _shape(entries, first_computed, shape)
+        self._last[plan.lane] = signature, shape
         record = PlanRecord(
             step=plan.step,
             lane=plan.lane,
-            shape=self._shape,
+            shape=shape,
+            first_computed=first_computed,
             num_batched_tokens=plan.num_batched_tokens,
             num_prefill_groups=plan.num_prefill_groups,
             num_lookahead_slots=plan.num_lookahead_slots,
@@ -216,7 +223,7 @@ def _add_rare(record: PlanRecord, plan: StepPlan) -> None:
         record.ended = endings(plan.ended)
 
 
-def _shape(entries: list[ScheduledSequence], step: int, last: StepShapeColumns | None) -> StepShapeColumns:
+def _shape(entries: list[ScheduledSequence], first_computed: int, last: StepShapeColumns | None) -> StepShapeColumns:
     names = tuple([e.name for e in entries])
     counts = [e.num_tokens for e in entries]
     flags = bytes(
@@ -225,7 +232,7 @@ def _shape(entries: list[ScheduledSequence], step: int, last: StepShapeColumns |
     made = StepShapeColumns(
         names=last.names if last is not None and last.names == names else names,
         tokens=b"" if all(n == 1 for n in counts) else wire_arrays.pack(counts),
-        lead=wire_arrays.pack([e.computed_before - step for e in entries]),
+        lead=wire_arrays.pack([e.computed_before - first_computed for e in entries]),
         flags=b"" if flags.count(SAMPLES) == len(flags) else flags,
     )
     return last if last is not None and made.is_like(last) else made

@@ -139,7 +139,7 @@ class StepRecord:
         """Adjacent sequences of one request form one group."""
         shape = self.plan.shape
         names, tokens, prefill = shape.names, shape.num_tokens, shape.is_prefill
-        before = shape.computed_before(self.step)
+        before = self.plan.computed_before
         groups = []
         for request_id, members in itertools.groupby(range(len(names)), key=lambda i: names[i].rpartition("/")[0]):
             rows = list(members)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2
-from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
+from scheduler_svc.core.plan import BatchSignature, ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.worker_values import RowSampling, SampledColumns, WorkerResult
 from scheduler_svc.workers.result import RowResults, read_embeddings, read_prompts, read_rows
 from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row
@@ -43,7 +43,7 @@ class RowPlanner:
         self._known: dict[tuple[int, int], Row] = {}
         self._left: deque[tuple[int, tuple[int, int]]] = deque()
         self._open: dict[int, tuple[int, PlainRows | None]] = {}
-        self._signature: tuple[object, int] | None = None
+        self._signature: BatchSignature | None = None
         self._plain: PlainRows | None = None
 
     @property
@@ -64,20 +64,20 @@ class RowPlanner:
     def encode(self, plan: StepPlan, sampling: SamplingLookup) -> worker_pb2.SchedulerOutputs:
         """The message for `plan`; increments the step id. `sampling(request_id)` is called for sequences new to the worker.
 
-        A plan of the `batch_signature` of the last one has the same rows, each continuing by one token.
+        If its `batch_signature` follows that of the last plan, it has the same rows, each continuing by one token.
         """
         self.last_step_id += 1
         removed = [self._release(name) for name in plan.left if name in self._rows] if plan.left else []
         added, changed, batch_signature = AddedColumns(), ChangedColumns(), plan.batch_signature
-        if batch_signature is None or batch_signature != self._signature:
+        if batch_signature is None or not batch_signature.follows(self._signature):
             self._pause_others(self._schedule(plan, sampling, added, changed), changed)
-            self._signature = batch_signature
             self._plain = (
                 None if batch_signature is None else PlainRows.of([self._rows[e.name] for e in plan.scheduled])
             )
         elif plan.fast is not None and plan.fast.new_blocks:
             for entry in plan.fast.grown():
                 changed.put(self._rows[entry.name], entry)
+        self._signature = batch_signature
         self._open[self.last_step_id] = plan.step, self._plain
         message = worker_pb2.SchedulerOutputs(
             step_id=self.last_step_id,
@@ -103,7 +103,10 @@ class RowPlanner:
         The worker computes the rows of the last message, of which some may have ended.
         """
         self.last_step_id += 1
-        is_whole = plan.batch_signature is not None and plan.batch_signature == self._signature
+        signature = plan.batch_signature
+        is_whole = signature is not None and signature.follows(self._signature)
+        if is_whole:
+            self._signature = signature
         self._open[self.last_step_id] = plan.step, self._plain if is_whole else None
         return worker_pb2.SchedulerOutputs(
             step_id=self.last_step_id, epoch=self.epoch, num_decode_steps=1, scheduler_step=plan.step

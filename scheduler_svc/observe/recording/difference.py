@@ -52,6 +52,6 @@ def _flags(plan: PlanRecord) -> list[str]:
 
 _COLUMNS: dict[str, Callable[[PlanRecord], list[Any]]] = {
     "num_tokens": lambda plan: plan.shape.num_tokens,
-    "computed_before": lambda plan: plan.shape.computed_before(plan.step),
+    "computed_before": lambda plan: plan.computed_before,
     "flags": _flags,
 }

@@ -1,11 +1,14 @@
 """Serialization of an object graph as one JSON document: classes and attributes by name, references by number.
 
+Long lists of integers, and of digests of one length, are written as bytes: pools have some for each block.
 Reading makes blank objects and sets attributes; it calls no constructor and no function except `specials`.
 Classes and functions must be those of the scheduler core and the block manager, which have no side effects.
 """
 
 import importlib
 import json
+from array import array
+from base64 import b64decode, b64encode
 from collections import ChainMap, Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -22,6 +25,7 @@ _DICTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (dict, Counter, 
 _LISTS: dict[str, type[Any]] = {kind.__name__: kind for kind in (list, deque, set)}
 _TUPLE, _NAMED, _BYTES, _ENUM, _GLOBAL, _FROZENSET = "t", "n", "b", "e", "g", "f"
 _LIST, _DICT, _OBJECT = "l", "d", "o"
+_LONG, _INTS = 64, "i"
 
 Make = Callable[..., Any]
 Special = tuple[Make | None, Callable[..., Any] | None]
@@ -100,9 +104,14 @@ class GraphWriter:
         number, read = self._class_of(item)
         return [_OBJECT, number, *map(self.value, read(item))]
 
-    def _values(self, items: Iterable[Any]) -> list[Any]:
+    def _values(self, items: Iterable[Any]) -> list[Any] | dict[str, Any]:
+        """JSON form of items: a list of theirs, or an object for a column."""
         found = list(items)
-        return found if _ATOMS.issuperset(map(type, found)) else [self.value(item) for item in found]
+        kinds = set(map(type, found))
+        column = _column(found, kinds) if len(found) >= _LONG else None
+        if column is not None:
+            return column
+        return found if _ATOMS.issuperset(kinds) else [self.value(item) for item in found]
 
     def _class_of(self, item: Any) -> tuple[int, Callable[[Any], Any]]:
         kind = type(item)
@@ -113,6 +122,38 @@ class GraphWriter:
             read = attrgetter(*names) if len(names) > 1 else lambda item: tuple(getattr(item, n) for n in names)
             known = self._classes[kind, names] = (len(self._classes), read)
         return known
+
+
+def _column(items: list[Any], kinds: set[type[Any]]) -> dict[str, Any] | None:
+    """Integers, or digests of one length and None, as bytes; None for other items."""
+    if kinds == {int} and _fits(items):
+        return {"type": _INTS, "data": b64encode(array(_INTS, items)).decode()}
+    if kinds == {bytes} or kinds == {bytes, type(None)}:
+        digests = [item for item in items if item is not None]
+        size = len(digests[0])
+        if size and set(map(len, digests)) == {size}:
+            present = [] if len(digests) == len(items) else [item is not None for item in items]
+            return {"type": size, "data": b64encode(b"".join(digests)).decode(), "present": bytes(present).hex()}
+    return None
+
+
+def _fits(items: list[int]) -> bool:
+    return min(items) >= -(2**31) and max(items) < 2**31
+
+
+def _items_of(column: dict[str, Any]) -> Iterable[Any]:
+    """The items of a column."""
+    data = b64decode(column["data"], validate=True)
+    if column["type"] == _INTS:
+        return array(_INTS, data).tolist()
+    size = int(column["type"])
+    digests = [data[i : i + size] for i in range(0, len(data), size)]
+    if not column["present"]:
+        return digests
+    present, following = bytes.fromhex(column["present"]), iter(digests)
+    if len(present) - present.count(0) != len(digests):
+        raise GraphError(f"a column of {len(digests)} digests has places for other numbers of them")
+    return [next(following) if is_there else None for is_there in present]
 
 
 def _name_of(item: type[Any] | FunctionType) -> tuple[str, str]:
@@ -161,15 +202,18 @@ class GraphReader:
             if make is not None and fill is not None:
                 fill(item, *map(self._value, parts))
         elif tag == _LIST:
-            (item.update if isinstance(item, set) else item.extend)(map(self._value, parts[1]))
+            (item.update if isinstance(item, set) else item.extend)(self._values(parts[1]))
         elif tag == _DICT:
             # Not `update`, by which a Counter counts pairs.
-            for key, value in zip(parts[1], parts[2], strict=True):
-                item[self._value(key)] = self._value(value)
+            for key, value in zip(self._values(parts[1]), self._values(parts[2]), strict=True):
+                item[key] = value
         else:
             _, names = self._classes[parts[0]]
             for name, value in zip(names, parts[1:], strict=True):
                 object.__setattr__(item, name, self._value(value))
+
+    def _values(self, written: list[Any] | dict[str, Any]) -> Iterable[Any]:
+        return _items_of(written) if isinstance(written, dict) else map(self._value, written)
 
     def _value(self, written: Any) -> Any:
         if type(written) is not list:

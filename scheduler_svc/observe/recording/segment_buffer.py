@@ -65,8 +65,8 @@ Pack = Callable[[RecordingSegment], Future[PackedSegment]]
 class SegmentBuffer:
     """Buffer of segments. One ends after `segment_steps` steps or a quarter of `max_bytes`; beyond that the oldest are dropped.
 
-    A segment does not end before its events are as large as its snapshot, since otherwise a large core would
-    be written at each step. One segment is always kept, even if it alone exceeds `max_bytes`.
+    Snapshots of a large core are rare: a segment gets `segment_steps` steps for each MiB of its snapshot, and its events may become
+    as large as the snapshot. One segment is always kept, even if it alone exceeds `max_bytes`.
 
     With `pack`, complete segments are replaced by packed ones once these are done, and `max_bytes` limits
     only the packed ones: the newest, and one being packed, come on top.
@@ -87,7 +87,7 @@ class SegmentBuffer:
         self._max_bytes = max_bytes
         self._segments: deque[Held] = deque()
         self._newest: RecordingSegment | None = None
-        self._most_bytes = 0
+        self._most_bytes = self._most_steps = 0
         self._count = 0
 
     @property
@@ -106,7 +106,7 @@ class SegmentBuffer:
         newest = self._newest
         if newest is None:
             return True
-        return newest.num_steps >= self._segment_steps or newest.num_bytes >= self._most_bytes
+        return newest.num_steps >= self._most_steps or newest.num_bytes >= self._most_bytes
 
     def begin(self, first_step: int, about: dict[str, Any], snapshot: CoreSnapshot, *, goes_on: bool) -> None:
         """Begin a new segment, and drop old ones beyond the limit."""
@@ -115,6 +115,7 @@ class SegmentBuffer:
         num_bytes = snapshot.num_bytes
         self._newest = RecordingSegment(self._count, first_step, about, goes_on, snapshot, num_bytes=num_bytes)
         self._most_bytes = max(self._max_bytes // _SEGMENTS_IN_RING, 2 * num_bytes)
+        self._most_steps = self._segment_steps * -(-num_bytes // 2**20)
         self._segments.append(self._newest)
         self._count += 1
         if self._pack is not None and complete is not None:

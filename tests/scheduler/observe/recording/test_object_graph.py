@@ -15,8 +15,18 @@ from scheduler_svc.observe.recording.object_graph import GraphReader, GraphWrite
         OrderedDict([("z", 1), ("a", (2, b"x"))]),
         [1, {"one", "two"}, frozenset({3})],
         deque([True, "last"]),
+        [*range(-5, 200)],
+        [*range(100), 2**40],
+        [*range(100), True],
+        {i: i * i for i in range(100)},
+        {bytes([i] * 16): [i] for i in range(100)},
+        [None if i % 3 else bytes([i] * 8) for i in range(100)],
+        [bytes(i) for i in range(100)],
+        [b""] * 100,
+        [None] * 100,
+        set(range(100)),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: f"{type(value).__name__} of {len(value)}",
 )
 def test_containers(value: object) -> None:
     """Equal, of the same kind and in the same order; a Counter keeps its counts."""
