@@ -154,7 +154,7 @@ def main(
     step_s: Annotated[float, typer.Option(min=0, help="Seconds of a worker's step.")] = 0.25,
     seconds: Annotated[float, typer.Option(min=1, help="How long to measure.")] = 20.0,
     policy: Annotated[str, typer.Option(help="Preset of the scheduler.")] = "quire",
-    recording: Annotated[bool, typer.Option(help="Keep the recording for `quire record`, as by default.")] = False,
+    recording: Annotated[bool, typer.Option(help="Keep the recording for `quire record`.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     save: Annotated[bool, typer.Option("--save", help="Write benchmarks/results/group_load.json.")] = False,
 ) -> None:
