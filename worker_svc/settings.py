@@ -107,7 +107,7 @@ class WorkerSettings(ShellSettings):
     max_adapter_rank: Annotated[int, Field(ge=1)] = 256
     """Largest rank of an adapter."""
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes (ranks) that share each product of a worker; each loads a part of the weights. CPU only."""
+    """Processes (ranks) that share each product of a worker; each loads a part of the weights. On CUDA each has a device."""
     pipeline_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of a worker, each with a range of the model's layers and of --tensor-parallel ranks. CPU only."""
     rank: Annotated[int, Field(ge=0)] = 0

@@ -1,13 +1,14 @@
 """Sums over the processes (ranks) of a group, each of which computes a part of every product.
 
 `SharedSums` sums through shared memory on one host (cpu/ranks.h); `TorchSums` by torch.distributed between hosts.
-Both add in rank order, so that all ranks get the same bits.
+Both add in rank order, so that all ranks get the same bits. `DeviceSums`: by NCCL, on CUDA devices.
 """
 
 import ctypes
 import mmap
 import os
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +43,10 @@ class RankSums(Protocol):
     """Sums so far by `all_reduce`."""
 
     def all_reduce(self, values: torch.Tensor) -> None:
-        """Replace `values` by the sum of all ranks' values, added in rank order in float32. Raises PeerLost."""
+        """Replace `values` by the sum of all ranks' values, the same bits on all ranks. Raises PeerLost.
+
+        On the host they are added in rank order in float32.
+        """
         ...
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -215,6 +219,80 @@ class TorchSums:
     def end(self) -> None:
         """See RankSums. A sum that waits ends when the other rank's connection does, or with its timeout."""
         self._is_ended = True
+
+    def limit(self, timeout_s: float) -> None:
+        """See RankSums: set once, when the group is made."""
+
+
+class Collectives(Protocol):
+    """What `DeviceSums` needs of a process group of torch.distributed."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> dist.Work:
+        """Begin to replace each tensor by the sum of all ranks'."""
+        ...
+
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor) -> dist.Work:
+        """Begin to put `given` of all ranks into `output`, rank by rank."""
+        ...
+
+    def abort(self) -> None:
+        """End what waits, and refuse what follows."""
+        ...
+
+
+def nccl(store: dist.Store, rank: int, size: int, *, timeout_s: float) -> Collectives:
+    """NCCL's. Raises RuntimeError for a torch without it."""
+    if not dist.is_nccl_available():
+        raise RuntimeError("this torch is built without NCCL")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+class DeviceSums:
+    """`RankSums` on CUDA devices, in the order of the current stream: a recording (CUDA graph) may contain them.
+
+    Sums are rounded to the dtype of the values, in the order of the library. A wait in a recording has no timeout: the
+    group ends when its step is late.
+    """
+
+    in_programs = True
+
+    def __init__(self, group: Collectives, size: int) -> None:
+        self.count = 0
+        self._group, self._size, self._is_ended = group, size, False
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """See RankSums. `values` must be contiguous."""
+        assert values.is_contiguous()
+        self._do(lambda: self._group.allreduce([values]))
+
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """See RankSums."""
+        rows, columns = values.numel() // values.shape[-1], values.shape[-1]
+        parts = values.new_empty(self._size, rows, columns)
+        self._do(lambda: self._group._allgather_base(parts, values.contiguous()))
+        return parts.transpose(0, 1).reshape(*values.shape[:-1], self._size * columns)
+
+    def _do(self, begin: Callable[[], dist.Work]) -> None:
+        self.check()
+        self.count += 1
+        try:
+            begin().wait()  # the stream waits, not the host
+        except RuntimeError as error:
+            self._is_ended = True
+            raise PeerLost(f"{_WHY[_LOST]}: {str(error).partition(chr(10))[0]}") from error
+
+    def check(self) -> None:
+        """See RankSums."""
+        if self._is_ended:
+            raise PeerLost(_WHY[_LOST])
+
+    def end(self) -> None:
+        """See RankSums."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._group.abort()
 
     def limit(self, timeout_s: float) -> None:
         """See RankSums: set once, when the group is made."""

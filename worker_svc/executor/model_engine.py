@@ -33,7 +33,7 @@ from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
-from worker_svc.settings import WorkerSettings, option_of
+from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,10 @@ class ModelEngine:
         malloc_tuning.keep_freed_memory(os.environ)
         self._device = model_loading.choose_device(settings, devices)
         self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
-        if ranks.size > 1 and self._device is not HOST:
-            has_stages = ranks.num_stages > 1
-            name = "pipeline_parallel" if has_stages else "tensor_parallel"
+        if ranks.num_stages > 1 and self._device is not HOST:
             raise ConfigError(
-                f"{option_of(name)} {getattr(settings, name)} runs on the CPU only, and the device is {self.device}: use --device "
-                "cpu",
-                reason="PIPELINE_PARALLEL" if has_stages else "TENSOR_PARALLEL",
+                f"--pipeline-parallel {ranks.num_stages} runs on the CPU only, and the device is {self.device}: use --device cpu",
+                reason="PIPELINE_PARALLEL",
             )
         if settings.invariant and self.backend != "cpu":
             raise ConfigError(f"the backend {self.backend} is not invariant: use --backend cpu", reason="NOT_INVARIANT")

@@ -102,7 +102,8 @@ class LoadedModel:
 def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
     """The device to run the model on. Raises ConfigError if it does not exist.
 
-    "auto" is the first CUDA device, or the CPU if there is none or another option needs the CPU.
+    "auto" is a CUDA device, or the CPU if there is none or another option needs the CPU. Without a number, ranks of a group take
+    the CUDA devices in turn.
     """
     if settings.device == "auto":
         return _automatic(settings, devices)
@@ -116,14 +117,19 @@ def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
         raise ConfigError(
             f"--backend cpu does not support {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
         )
-    return _cuda_device(torch.device(settings.device).index or 0, devices)
+    index = torch.device(settings.device).index
+    return _cuda_device(_turn_of(settings, devices) if index is None else index, devices)
 
 
 def _automatic(settings: WorkerSettings, devices: Devices) -> Device:
     if settings.backend == "cuda":
-        return HOST if interprets_triton(os.environ) else _cuda_device(0, devices)
+        return HOST if interprets_triton(os.environ) else _cuda_device(_turn_of(settings, devices), devices)
     for_cpu_alone = settings.backend == "cpu" or settings.quantization != "none" or settings.invariant
-    return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(0)
+    return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(_turn_of(settings, devices))
+
+
+def _turn_of(settings: WorkerSettings, devices: Devices) -> int:
+    return settings.rank % (devices.num_cuda() or 1)
 
 
 def _cuda_device(index: int, devices: Devices) -> Device:
@@ -157,7 +163,7 @@ def load(
     progress("kernels", _WEIGHTS_FROM / 2)
     kernels = _make_kernels(settings, device, backend, lambda line: progress(line, _WEIGHTS_FROM / 2))
 
-    sums = ranks.sums_with(kernels)
+    sums = ranks.sums_with(kernels, device.torch_device)
     fast = decoder_kernels(kernels) if settings.fuse else None
     dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
@@ -179,7 +185,7 @@ def load(
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
-    _agree(ranks, found, shard)
+    _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
     calls = model.probe(max_model_len)
     model.check_stage(max_model_len)
@@ -263,11 +269,11 @@ def _refused_attention(name: str, problem: str) -> ConfigError:
     )
 
 
-def _agree(ranks: RankPlace, found: checkpoint.Checkpoint, shard: Shard) -> None:
+def _agree(ranks: RankPlace, found: checkpoint.Checkpoint, shard: Shard, computed_with: str) -> None:
     """Raise ConfigError, with both values, for ranks that would not compute the same."""
     ranks.agree("the checkpoint's digest", found.digest())
     if shard.experts is not None:  # each rank routes tokens itself, and the last bits decide a near tie
-        ranks.agree("what routers are computed with", arithmetic_id())
+        ranks.agree("what routers are computed with", computed_with)
 
 
 def _joined_model(

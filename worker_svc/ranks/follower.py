@@ -16,7 +16,15 @@ from worker_svc.engine import DeviceLost, Pending
 from worker_svc.ranks.channel import Channel, MessageKind, RankWatch, error_message
 from worker_svc.ranks.joining import join
 from worker_svc.ranks.member import GroupRanks
-from worker_svc.ranks.step_answers import RankEngine, RefusedStep, error_answer, forget_adapter, launched, step_answer
+from worker_svc.ranks.step_answers import (
+    RankEngine,
+    RefusedStep,
+    error_answer,
+    finishes_at_launch,
+    forget_adapter,
+    launched,
+    step_answer,
+)
 from worker_svc.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -55,7 +63,7 @@ def follow(channel: Channel, ranks: GroupRanks, make: Callable[[], RankEngine]) 
 
 
 class _Steps:
-    """Steps in flight on this rank. With one stage each is finished when it is launched, else when rank 0 finishes it."""
+    """Steps in flight on this rank. Each is finished when rank 0 finishes it, unless `finishes_at_launch`."""
 
     def __init__(self, channel: Channel, ranks: GroupRanks) -> None:
         self._channel, self._ranks = channel, ranks
@@ -66,7 +74,7 @@ class _Steps:
         """Launch the step in a message."""
         outputs = worker_pb2.SchedulerOutputs.FromString(content)
         self._pending.append((outputs, launched(engine, self._ranks, outputs)))
-        if self._ranks.num_stages == 1:
+        if finishes_at_launch(engine, self._ranks):
             self.finish(engine)
 
     def finish(self, engine: RankEngine) -> None:

@@ -4,8 +4,8 @@ Steps reach the others as the bytes of the scheduler's message, before rank 0 bu
 rows repeat (docs/decisions/0001), so all ranks have the same rows; each step's answer is a checksum of them
 and of the tokens that were drawn. A rank that differs, dies or hangs ends the group: DeviceLost.
 
-With several stages, several steps are in flight. All ranks launch and finish them in rank 0's order: it sends FINISH
-where it finishes one. The result is the last stage's.
+With several stages, or on devices, several steps are in flight. All ranks launch and finish them in rank 0's order: it
+sends FINISH where it finishes one. The result is the last stage's.
 """
 
 import json
@@ -30,6 +30,7 @@ from worker_svc.ranks.step_answers import (
     RefusedStep,
     described,
     error_answer,
+    finishes_at_launch,
     forget_adapter,
     launched,
     step_answer,
@@ -282,7 +283,7 @@ class GroupEngine:
 
     @property
     def has_one_stage(self) -> bool:
-        """True if a step is finished when it is launched."""
+        """True if rank 0 knows when a step is ready."""
         assert self._ranks is not None
         return self._ranks.num_stages == 1
 
@@ -296,7 +297,8 @@ class GroupEngine:
     def finish(self, outputs: worker_pb2.SchedulerOutputs, pending: Pending) -> worker_pb2.WorkerOutputs:
         """Finish a step of all ranks. No result is returned that a rank does not share."""
         with self._in_group():
-            if not self.has_one_stage:
+            assert self._ranks is not None
+            if not finishes_at_launch(self._own, self._ranks):
                 for channel in self._channels:
                     channel.send(MessageKind.FINISH)
             if isinstance(pending, RefusedStep):

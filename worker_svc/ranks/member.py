@@ -13,8 +13,18 @@ import numpy as np
 import torch
 from torch.distributed import PrefixStore, Store
 
+from paged_kernels import ranks
 from paged_kernels.backend import KernelBackend
-from paged_kernels.ranks import PeerLost, RankSums, SharedFile, SharedSums, TorchSums, shared_bytes, torch_store
+from paged_kernels.ranks import (
+    DeviceSums,
+    PeerLost,
+    RankSums,
+    SharedFile,
+    SharedSums,
+    TorchSums,
+    shared_bytes,
+    torch_store,
+)
 from paged_kernels.registry import shared_library
 from protos.worker.v1 import worker_pb2
 from svc_common.net.tls_settings import PeerSettings
@@ -78,7 +88,7 @@ class RankPlace:
         """True if it is True of every rank. All ranks call it."""
         return all(self.exchange(b"1" if own else b""))
 
-    def sums_with(self, kernels: KernelBackend) -> RankSums | None:
+    def sums_with(self, kernels: KernelBackend, device: torch.device) -> RankSums | None:
         """What to sum with over the ranks of the stage; None if that is one. Called once, by all ranks."""
         return None
 
@@ -176,20 +186,40 @@ class GroupRanks(RankPlace):
                 links.end()
         return links, tokens_of(self.rank, self.tensor_size, self.size, self._channels, links, self._timeout_s)
 
-    def sums_with(self, kernels: KernelBackend) -> RankSums | None:
-        """See RankPlace. Through shared memory where all ranks have it, else by torch.distributed."""
+    def sums_with(self, kernels: KernelBackend, device: torch.device) -> RankSums | None:
+        """See RankPlace. By NCCL on CUDA devices; else through shared memory where all ranks have it, or by torch.distributed."""
         if self.tensor_size == 1:
             return None
-        shared = self._shared(kernels)
-        have = self.exchange(b"1" if shared is not None else b"")
-        own = shared if all(self._of_stage(have)) else None
-        sums: RankSums = own if own is not None and all(have) else self._by_torch(own)
+        sums = self._on_host(kernels) if device.type == "cpu" else self._on_device(device)
         sums.limit(self._timeout_s)
         with self._lock:
             self._sums = sums
             if self.lost is not None:
                 sums.end()
         return sums
+
+    def _on_device(self, device: torch.device) -> RankSums:
+        hosts = self.exchange(host_id().encode())
+        if len(set(self._of_stage(hosts))) > 1:
+            self._check_plain_sums()
+        port = self._port_of_store()
+        try:
+            store = self._store_of_stage(port)
+            group = ranks.nccl(store, self.tensor_rank, self.tensor_size, timeout_s=self._timeout_s)
+            sums = DeviceSums(group, self.tensor_size)
+            sums.all_reduce(torch.ones(1, device=device))  # connects; not while a step is recorded
+        except (RuntimeError, PeerLost) as error:
+            raise config_error(
+                f"rank {self.rank} on {device} cannot sum with the other ranks: {str(error).partition(chr(10))[0]}; each rank "
+                "needs a GPU of its own (--device cuda:N), and torch built with NCCL"
+            ) from error
+        return sums
+
+    def _on_host(self, kernels: KernelBackend) -> RankSums:
+        shared = self._shared(kernels)
+        have = self.exchange(b"1" if shared is not None else b"")
+        own = shared if all(self._of_stage(have)) else None
+        return own if own is not None and all(have) else self._by_torch(own)
 
     def _of_stage(self, found: Sequence[T]) -> Sequence[T]:
         """What the ranks of this stage gave."""
@@ -214,22 +244,31 @@ class GroupRanks(RankPlace):
 
     def _by_torch(self, shared: SharedSums | None) -> RankSums:
         """Sums by torch.distributed, unless the ranks of the stage have `shared`; all ranks of the group call it."""
-        store, port = None, 0
-        if self.rank == 0:
-            store, port = torch_store(self._leader_host, 0, self.size, is_leader=True, timeout_s=_JOIN_S)
-        port = int(self.exchange(str(port).encode())[0])
+        port = self._port_of_store()
         if shared is not None:
-            self._store = store
             return shared
+        self._check_plain_sums()
+        return TorchSums(self._store_of_stage(port), self.tensor_rank, self.tensor_size, timeout_s=self._timeout_s)
+
+    def _port_of_store(self) -> int:
+        """Where the ranks find each other; rank 0 keeps it. All ranks of the group call it."""
+        port = 0
+        if self.rank == 0:
+            self._store, port = torch_store(self._leader_host, 0, self.size, is_leader=True, timeout_s=_JOIN_S)
+        return int(self.exchange(str(port).encode())[0])
+
+    def _store_of_stage(self, port: int) -> Store:
+        if self._store is None:
+            self._store, _ = torch_store(self._leader_host, port, self.size, is_leader=False, timeout_s=_JOIN_S)
+        return PrefixStore(f"stage {self.stage}", self._store)
+
+    def _check_plain_sums(self) -> None:
+        """Raise ConfigError if sums would leave this host in plain text without leave to."""
         if self._peers.encrypted and not self._peers.insecure:
             raise config_error(
                 "the ranks share no memory, and sums between hosts are not encrypted: put all ranks of a stage on one host, or "
                 "give --insecure where the network is private"
             )
-        if store is None:
-            store, _ = torch_store(self._leader_host, port, self.size, is_leader=False, timeout_s=_JOIN_S)
-        own = PrefixStore(f"stage {self.stage}", store)
-        return TorchSums(own, self.tensor_rank, self.tensor_size, timeout_s=self._timeout_s)
 
 
 def _tried(make: Callable[[], SharedFile]) -> SharedFile | None:

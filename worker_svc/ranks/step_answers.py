@@ -22,6 +22,11 @@ class RankEngine(Engine, Protocol):
         ...
 
 
+def finishes_at_launch(engine: RankEngine, ranks: GroupRanks) -> bool:
+    """True if a rank finishes a step when it has launched it: in one stage on the host, where nothing runs ahead."""
+    return ranks.num_stages == 1 and engine.device == "cpu"
+
+
 def step_answer(engine: RankEngine, outputs: worker_pb2.SchedulerOutputs, result: worker_pb2.WorkerOutputs) -> bytes:
     """A rank's answer to a step that ran."""
     return STEP_ANSWER.pack(engine.state_digest(outputs), result_digest(result), 0)

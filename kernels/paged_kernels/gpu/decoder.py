@@ -15,12 +15,14 @@ from paged_kernels.decoder import (
     Embed,
     FixedColumns,
     Gated,
+    Gather,
     Head,
     KeptRows,
     Linear,
     Norm,
     PackedWeights,
     Program,
+    Reduce,
     RotateAndStore,
     Rows,
 )
@@ -92,6 +94,7 @@ class TritonProgram:
             Gated: self._gated,
             RotateAndStore: self._rotate,
             Attend: self._attention,
+            Reduce: self._reduce,
         }
 
     @property
@@ -102,7 +105,7 @@ class TritonProgram:
     @property
     def vocab_size(self) -> int:
         """Columns of the logits, for a program that ends with `Head`."""
-        return next(op.weights.columns for op in self._program.operators if isinstance(op, Head))
+        return next(op.width or op.weights.columns for op in self._program.operators if isinstance(op, Head))
 
     def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
         """See PreparedProgram."""
@@ -112,13 +115,19 @@ class TritonProgram:
                 self._take[type(op)](op, rows, batch, pool)
 
     def logits(self, token_ids: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> torch.Tensor:
-        """Logits [T, vocab] of `token_ids` [T], for a program from `Embed` to `Head`; in the dtype of its rows."""
-        first, *_, head = self._program.operators
-        assert isinstance(first, Embed) and isinstance(head, Head)
+        """Logits [T, vocab] of `token_ids` [T], for a program from `Embed` to `Head` and `Gather`; in the dtype of its rows."""
+        first, *others = self._program.operators
+        assert isinstance(first, Embed)
         stream = row_kernels.embed(first, token_ids)
         self.run(stream, batch, pool)
+        head = next(op for op in others if isinstance(op, Head))
         logits = self._products.linear(stream, head.weights)
-        return logits if head.cap is None else torch.tanh(logits / head.cap) * head.cap
+        if head.cap is not None:
+            logits = torch.tanh(logits / head.cap) * head.cap
+        for op in others:
+            if isinstance(op, Gather):
+                logits = op.sums.all_gather(logits)
+        return logits
 
     def _norm(self, op: Norm, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
         if op.target not in rows:
@@ -130,6 +139,14 @@ class TritonProgram:
             self._products.add_linear(rows[op.source], op.weights, rows[op.target])
         else:
             rows[op.target] = self._products.linear(rows[op.source], op.weights)
+
+    def _reduce(self, op: Reduce, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
+        values = rows[op.source]
+        op.sums.all_reduce(values)
+        if op.adds:
+            rows[op.target] += values
+        else:
+            rows[op.target] = values
 
     def _gated(self, op: Gated, rows: dict[Rows, torch.Tensor], *_: Any) -> None:
         both = self._gates[id(op)]

@@ -157,7 +157,8 @@ class ProgramForm:
 
     def fixed(self, embed: Embed, head: Head, num_rows: int, kept: KeptRows, pool: torch.Tensor) -> FixedSteps | None:
         """The decoder between an embedding and a head."""
-        operators = [embed, *self.program.operators, head]
+        part, *gathers = self.head_of(head.weights)
+        operators = [embed, *self.program.operators, replace(part, cap=head.cap), *gathers]
         return self.kernels.fixed_steps(replace(self.program, operators=operators), num_rows, kept, pool)
 
 
