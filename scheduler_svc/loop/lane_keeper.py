@@ -206,7 +206,12 @@ class LaneKeeper:
         lane = next((lane for lane in self._roster.wanted if lane.address == address), None)
         if lane is None:
             known = ", ".join(each.address for each in self._roster.wanted)
-            raise NotFound(f"there is no worker at {address}; there are: {known}", reason="UNKNOWN_WORKER")
+            raise NotFound(
+                f"there is no worker at {address}; there are: {known}",
+                reason="UNKNOWN_WORKER",
+                resource_type="worker",
+                resource_name=address,
+            )
         if not undo:
             self._check_drain(lane)
         lane.is_draining = not undo
