@@ -140,7 +140,7 @@ def attention_kernel(
             end, row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
             HAS_WINDOW, HAS_SOFTCAP, True, FORM, UPCAST,
         )  # fmt: skip
-        if HAS_SINKS:
+        if HAS_SINKS:  # noqa: SIM102 (so it is pruned where there are none)
             if part < 0:  # a part of a tile leaves it to `combine_kernel`
                 total = with_sink(total, peak, tl.load(sinks + heads))
         # Rows that saw no key become 0, with no weight; NaN stays NaN.
