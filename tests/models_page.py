@@ -37,6 +37,9 @@ _TITLES = {
     "mixtral": "Mixtral",
     "qwen3_moe": "Qwen3-MoE",
     "phimoe": "Phi-3.5-MoE",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v3": "DeepSeek V3, R1",
+    "glm4_moe_lite": "GLM-4.7-Flash",
 }
 _INTRODUCTION = """\
 # Models
@@ -55,7 +58,8 @@ quire up --model ~/Qwen3-0.6B
 A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
 Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
 When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
-causal mask or a sliding window, passed to attention or visible in the mask. Chunked attention, prefix masks, combined masks,
+causal mask or a sliding window, passed to attention or visible in the mask, and attention sinks. Keys and values that differ in
+width are cached in the wider one. Chunked attention, prefix masks, combined masks,
 masks that the model builds itself and unknown arguments of attention are refused; the error names the layer.
 
 ## Families
@@ -245,8 +249,12 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "soft-capped scores and logits"
     if config.get("query_pre_attn_scalar"):
         yield "custom query scale"
-    if config.get("num_local_experts"):
-        yield f"{config['num_experts_per_tok']} of {config['num_local_experts']} experts"
+    if config["model_type"] == "gpt_oss":
+        yield "attention sinks"
+    if config.get("kv_lora_rank"):
+        yield "keys and values from a latent vector, of different widths, cached whole"
+    if experts := config.get("num_local_experts") or config.get("n_routed_experts"):
+        yield f"{config['num_experts_per_tok']} of {experts} experts"
 
 
 def _mark(check: Check, family: str) -> str:

@@ -27,6 +27,7 @@ class AttentionLimits:
     capabilities: tuple[Capability, Capability]
     softcap: bool = True
     window: bool = True
+    sinks: bool = False
 
     def problem(
         self, shape: CacheShape, dtype: torch.dtype, cache_dtype: torch.dtype, rules: Iterable[AttentionRule]
@@ -46,6 +47,8 @@ class AttentionLimits:
     def _rule_problem(self, rule: AttentionRule) -> str:
         if rule.softcap is not None and not self.softcap:
             return f"takes no soft cap of scores, and the model's is {rule.softcap:g}"
+        if rule.sinks is not None and not self.sinks:
+            return "takes no attention sinks, which the model has"
         if rule.sliding_window is not None and not self.window:
             return f"takes no sliding window, and the model's is {rule.sliding_window}"
         return ""

@@ -85,12 +85,14 @@ class AttentionRule:
     """How scores are computed: `scale` times dot product, an optional softcap, then a causal mask.
 
     The softcap is `softcap` * tanh(score / softcap). `sliding_window`: a token sees itself and the
-    `sliding_window - 1` keys before it; None = all.
+    `sliding_window - 1` keys before it; None = all. `sinks`: float32 [heads], contiguous: each query head has one score more
+    in its softmax, of a key without a value (gpt-oss, arXiv 2309.17453).
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class KernelBackend(Protocol):

@@ -11,9 +11,12 @@ import torch
 
 from paged_kernels.backend import TORCH_BLOCKS, AttentionBatch, AttentionRule, CacheShape, written_dtype
 from paged_kernels.cpu_decoder import CpuDecoders
+from paged_kernels.weight_packing import pointer
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-_ATTENTION_TYPES = [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _INT]
+_ATTENTION_TYPES = (
+    [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _POINTER, _INT]
+)
 _WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ROUNDED = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
@@ -98,6 +101,7 @@ class CompiledCpuBackend:
             rule.scale,
             rule.sliding_window or 0,
             rule.softcap or 0.0,
+            pointer(rule.sinks),
             torch.get_num_threads(),
         )
         return out

@@ -103,7 +103,7 @@ class _Translator:
         rule = given.rule
         return CpuOperator(
             kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
-            scale=rule.scale, softcap=rule.softcap or 0.0,
+            scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks),
         )  # fmt: skip
 
     @operator.register

@@ -94,7 +94,8 @@ def _attend_rows(
             at = torch.arange(start, start + width)
             hidden = (at > positions[active, None]) | (at < first[active, None])
             state.add(active, scores.masked_fill(hidden[:, None], float("-inf")), values)
-    return state.values / state.total[..., None]
+    total = state.total if rule.sinks is None else state.total + torch.exp(rule.sinks - state.highest)
+    return state.values / total[..., None]
 
 
 def _tile_ids(tables: torch.Tensor, first: int, count: int) -> torch.Tensor:

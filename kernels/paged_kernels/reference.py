@@ -96,5 +96,10 @@ def _attend(
     hidden = distance < 0
     if rule.sliding_window is not None:
         hidden |= distance >= rule.sliding_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if rule.sinks is not None:
+        sinks = rule.sinks[:, None, None].expand(-1, len(query), 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values)

@@ -205,8 +205,9 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShap
     except (RuntimeError, NotImplementedError, TypeError):
         heads = int(config.num_attention_heads)
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-        return CacheShape(_BLOCK_SIZE, num_kv_heads, head_dim), len({*(getattr(config, "layer_types", None) or [""])})
+        keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
+        shape = CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
+        return shape, len({*(getattr(config, "layer_types", None) or [""])})
     shape = architecture.check_calls(
         model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
     )

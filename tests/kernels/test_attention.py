@@ -115,12 +115,19 @@ class Case:
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
 def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cache_dtype):
-    """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window and softcap; stale NaNs ignored."""
+    """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window, softcap and sinks; stale NaNs ignored."""
     shape = CacheShape(block_size, kv_heads, dim)
     case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, shape, dtype, cache_dtype)
     # Scales are multiplied with a score and a weight, in the reference with each element.
     tolerance = TOLERANCE[dtype] * (2 if cache_dtype in SCALED_MOST else 1)
-    for rule in (AttentionRule(dim**-0.5), AttentionRule(0.2, 7), AttentionRule(dim**-0.5, 40, 5.0)):
+    sinks = torch.linspace(-4.0, 6.0, heads)
+    for rule in (
+        AttentionRule(dim**-0.5),
+        AttentionRule(0.2, 7),
+        AttentionRule(dim**-0.5, 40, 5.0),
+        AttentionRule(0.2, 7, None, sinks),
+        AttentionRule(dim**-0.5, None, 5.0, sinks),
+    ):
         expected = case.run(ReferenceBackend(), rule)
         for backend in backends:
             for one, other in zip(expected, case.run(backend, rule, padding=3), strict=True):

@@ -186,7 +186,7 @@ def test_attend(compiled, dtypes, heads, kv_heads, dim, block_size):
     spans = [(2, 0, 21), (0, 70, 90), (3, 50, 51), (1, 4, 8)]
     filled(compiled, cache, [90, 8, 21, 51], layer=1)
     batch, stream = cache.batch(spans, padding=2), random(48, width, dtype=dtype, seed=3)
-    for rule in RULES:
+    for rule in (*RULES, AttentionRule(0.3, None, None, torch.linspace(-2.0, 4.0, heads))):
         found = bench.run(
             [bench.moved(STREAM, HEADS), Attend(1, rule), bench.moved(ATTENDED, STREAM)], stream, cache, batch
         )

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
-    "phimoe",
+    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite",
 )  # fmt: skip
-MIXTURES = ("mixtral", "qwen3_moe", "phimoe")
+MIXTURES = ("mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite")
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -53,6 +53,23 @@ def _gemma(model_type: str, **extra: object) -> dict[str, object]:
         head_dim=16,
         query_pre_attn_scalar=4,
         sliding_window=SLIDING_WINDOW,
+        **extra,
+    )
+
+
+def _latent(model_type: str, **extra: object) -> dict[str, object]:
+    """Keys and values from one latent vector, and experts; keys have 24 elements and values 16."""
+    return _gated(
+        model_type,
+        num_key_value_heads=HEADS,
+        q_lora_rank=48,
+        kv_lora_rank=32,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=HIDDEN,
         **extra,
     )
 
@@ -102,6 +119,15 @@ CONFIGS: dict[str, dict[str, object]] = {
     "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
     # Its window is in its masks alone: attention is not told.
     "phimoe": _experts("phimoe", sliding_window=SLIDING_WINDOW),
+    # Sinks in every layer, and windows in some.
+    "gpt_oss": _experts(
+        "gpt_oss",
+        head_dim=16,
+        sliding_window=SLIDING_WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "deepseek_v3": _latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
+    "glm4_moe_lite": _latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
     # Windows of some layers, in its masks alone; an expert that computes all tokens.
     "qwen2_moe": _gated(
         "qwen2_moe",

@@ -20,7 +20,7 @@ NAME = "quire_paged"
 _SLOT = "quire_attention"
 # Options a call may carry: Quire honours them or they do not change the result of attention.
 _KNOWN = {
-    "scaling", "dropout", "position_ids", "sliding_window", "softcap", "is_causal", "cache_position", "use_cache",
+    "scaling", "dropout", "position_ids", "sliding_window", "softcap", "s_aux", "is_causal", "cache_position", "use_cache",
     "output_attentions", "position_embeddings", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
 }  # fmt: skip
 
@@ -70,13 +70,21 @@ def attach(model: nn.Module, attention: Attention) -> None:
 
 
 def _rule(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionRule:
-    scale = options.get("scaling")
-    return AttentionRule(head_dim**-0.5 if scale is None else scale, window, options.get("softcap"))
+    scale, sinks = options.get("scaling"), options.get("s_aux")
+    return AttentionRule(
+        head_dim**-0.5 if scale is None else scale,
+        window,
+        options.get("softcap"),
+        None if sinks is None else sinks.detach().float().contiguous(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One attention call as a probe saw it. `problem`: why it cannot be served; empty if it can."""
+    """One attention call as a probe saw it. `problem`: why it cannot be served; empty if it can.
+
+    `head_dim`: elements of a cached key or value; if the model's keys and values differ, of the wider.
+    """
 
     layer: int
     module: str
@@ -110,10 +118,12 @@ class ProbeAttention:
     ) -> torch.Tensor:
         """See Attention."""
         seen = masks.kind_of(mask)
-        problem = _problem(module, options) or _shape_problem(query, key, value) or self._mask_problem(seen, options)
+        problem = _problem(module, options) or _shape_problem(query, key, value) or _sinks_problem(query, options)
+        problem = problem or self._mask_problem(seen, options)
         layer = int(getattr(module, "layer_idx", -1))
         rule, kind = _rule(options, key.shape[3], _window(options, seen)), type(module).__name__
-        self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], key.shape[3], rule, problem))
+        head_dim = max(key.shape[3], value.shape[3])
+        self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], head_dim, rule, problem))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def _mask_problem(self, seen: masks.MaskKind, options: dict[str, Any]) -> str:
@@ -156,11 +166,18 @@ def _problem(module: nn.Module, options: dict[str, Any]) -> str:
 
 
 def _shape_problem(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str:
-    if key.shape != value.shape:
+    if key.shape[:3] != value.shape[:3]:
         return f"has keys {tuple(key.shape)} and values {tuple(value.shape)} of different shapes"
     if query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3] or query.shape[2] != key.shape[2]:
         return f"has queries {tuple(query.shape)} that do not fit its keys {tuple(key.shape)}"
     return ""
+
+
+def _sinks_problem(query: torch.Tensor, options: dict[str, Any]) -> str:
+    sinks = options.get("s_aux")
+    if sinks is None or sinks.shape == (query.shape[1],):
+        return ""
+    return f"has {query.shape[1]} query heads and attention sinks of shape {tuple(sinks.shape)}"
 
 
 class PagedAttention:
@@ -193,12 +210,15 @@ class PagedAttention:
         assert self._batch is not None, "begin() comes before the forward pass"
         cache = self._layers[module.layer_idx]
         written = written_dtype(cache.dtype)
-        keys, values = _rows(key).to(written), _rows(value).to(written)
+        width = self._shape.head_dim
+        keys, values = _rows(key, width).to(written), _rows(value, width).to(written)
         self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
-        rule = _rule(options, self._shape.head_dim, self._windows[module.layer_idx])
-        return self._backend.paged_attention(_rows(query), cache, self._batch, self._shape, rule)[None]
+        rule = _rule(options, query.shape[3], self._windows[module.layer_idx])
+        found = self._backend.paged_attention(_rows(query, width), cache, self._batch, self._shape, rule)
+        return found[None, ..., : value.shape[3]]
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[1, heads, T, d] to [T, heads, d], contiguous, as the projections produced it."""
-    return x[0].transpose(0, 1).contiguous()
+def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    """[1, heads, T, d] to [T, heads, width], contiguous, as the projections produced it; filled up with zeros."""
+    rows = x[0].transpose(0, 1)
+    return rows.contiguous() if x.shape[3] == width else torch.nn.functional.pad(rows, (0, width - x.shape[3]))

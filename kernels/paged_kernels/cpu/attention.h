@@ -181,7 +181,8 @@ class Attention {
 
   void answer(Scratch& all, int n) const {
     Q* out = queries_.out + head_at(n, queries_.out_stride);
-    const float total = sum(all.softmax[n].total);
+    const float* sink = rule_.sinks ? rule_.sinks + size_t(kv_head_) * group_ + n % group_ : nullptr;
+    const float total = all.softmax[n].sum_with(sink);
     for (int d = 0; d < dim(); d += U::COLUMNS) {
       Vec sums[U::VECS];
       for (int v = 0; v < U::VECS; ++v) sums[v] = vector_at<Vec>(&all.sums[size_t(n) * all.width + d + v * LANES]);

@@ -38,7 +38,8 @@ extern "C" struct QuireOperator {
   float eps, scale, softcap;             // NORM, PLACE; ATTEND, EMBED; ATTEND
   int32_t rotary;                        // PLACE: elements of a head that are rotated
   const void *weights, *bias;            // LINEAR, HEAD, GATED (the gate's); NORM; PLACE: norm of queries, of keys;
-                                         // EMBED: table [tokens, width]; REDUCE, GATHER: the QuireRanks, not constant
+                                         // EMBED: table [tokens, width]; REDUCE, GATHER: the QuireRanks, not constant;
+                                         // ATTEND: sinks, float32 [heads]
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
@@ -275,7 +276,7 @@ class Decoder {
     const Tile& tile = tiles_[place];
     const Queries<E> queries{buffer(op.in), size_t(step_.widths[op.in]), buffer(op.out), size_t(step_.widths[op.out])};
     const Cache<T> cache{cached(op.layer, 0), cached(op.layer, 1), shape_};
-    const Rule rule{op.scale, op.window, op.softcap};
+    const Rule rule{op.scale, op.window, op.softcap, static_cast<const float*>(op.weights)};
     const int first = by_head_ ? int(share % shape_.kv_heads) : 0;
     for (int head = first; head < first + heads; ++head) {
       const Chunks<T> next = next_chunks(queries, cache, rule, place, head, head + 1 < first + heads);

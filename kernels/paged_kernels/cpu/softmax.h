@@ -11,14 +11,21 @@
 
 namespace quire {
 
-struct Rule { float scale; int window; float softcap; };  // scale > 0; window, softcap: 0 = none
+// scale > 0; window, softcap: 0 = none; sinks: a further score of each query head, null = none
+struct Rule { float scale; int window; float softcap; const float* sinks; };
 
 constexpr int GRAIN = 2 * LANES;  // keys
+constexpr float LOG2_E = 1.44269504088896341f;
 
 // Powers of two. Earlier weights are relative to an earlier `top`.
 struct Softmax {
   float top = -std::numeric_limits<float>::infinity();
   Vec total = {};  // by key position modulo 16
+
+  // The sum of all weights, with that of a score `sink` if it is not null.
+  float sum_with(const float* sink) const {
+    return sum(total) + (sink ? exp2_vec(splat(*sink * LOG2_E - top))[0] : 0.0f);
+  }
 
   // Converts scores begin .. end - 1 of a part to weights in place, and those around them in the same grains
   // to zero. Returns the factor for sums that were weighted before.
@@ -28,7 +35,7 @@ struct Softmax {
     const float hidden = -std::numeric_limits<float>::infinity();
     std::fill(scores + from, scores + begin, hidden);
     std::fill(scores + end, scores + to, hidden);
-    const float unit = 1.44269504088896341f * (rule.softcap > 0 ? 1.0f : rule.scale);
+    const float unit = LOG2_E * (rule.softcap > 0 ? 1.0f : rule.scale);
     const float factor = raise(highest(scores + from, to - from) * unit);
     Vec sums = {};
     for (int k = from; k < to; k += LANES) {

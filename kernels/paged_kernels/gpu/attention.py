@@ -77,12 +77,19 @@ def attend(
 
 
 @triton.jit
+def with_sink(total, peak, sink):
+    """Sums of weights relative to `peak`, in base 2, with the weight of one score more. Rows that saw no key keep 0."""
+    base = tl.where(peak == float("-inf"), float("inf"), peak)
+    return total + tl.exp2(sink * LOG2_E - base)
+
+
+@triton.jit
 def attention_kernel(
     query, query_stride, out, keys, values, key_scales, value_scales, tables, sequences, slots, positions, tiles, items, num_items,
-    partial, logs, num_tiles, max_items, table_stride, scale, softcap, window,
+    partial, logs, num_tiles, max_items, table_stride, scale, softcap, window, sinks,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Program (item, kv head): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
 
@@ -133,6 +140,9 @@ def attention_kernel(
             end, row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
             HAS_WINDOW, HAS_SOFTCAP, True, FORM, UPCAST,
         )  # fmt: skip
+        if HAS_SINKS:  # noqa: SIM102 (so it is pruned where there are none)
+            if part < 0:  # a part of a tile leaves it to `combine_kernel`
+                total = with_sink(total, peak, tl.load(sinks + heads))
         # Rows that saw no key become 0, with no weight; NaN stays NaN.
         divisor = tl.where(total == 0.0, 1.0, total)
         result = acc / divisor[:, None]
@@ -148,9 +158,9 @@ def attention_kernel(
 
 @triton.jit
 def combine_kernel(
-    out, slots, tiles, tile_parts, partial, logs, num_tiles,
+    out, slots, tiles, tile_parts, partial, logs, num_tiles, sinks,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
-    PIECE: tl.constexpr,
+    PIECE: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, kv head, piece): write the weighted sum of the tile's parts, if it has any, to `out`.
 
@@ -183,6 +193,8 @@ def combine_kernel(
             total = total * fade + weight
             peak = new_peak
             line += KV_HEADS * ROWS
+        if HAS_SINKS:
+            total = with_sink(total, peak, tl.load(sinks + kv_head * GROUP + rows % GROUP))
         at = ((first + tokens).to(tl.int64) * KV_HEADS + kv_head) * GROUP + rows % GROUP
         written = tl.load(slots + first + tokens, mask=real, other=-1) >= 0
         result = tl.where(written[:, None], acc / tl.where(total == 0.0, 1.0, total)[:, None], 0.0)

@@ -117,12 +117,13 @@ class TritonBackend:
             "ROWS": tile.rows,
         }
         (keys, values), scales = numbers_and_scales(cache, shape)
+        has_sinks, sinks = rule.sinks is not None, logs if rule.sinks is None else rule.sinks
         attention_kernel[(max_items, shape.num_kv_heads)](
             query, query.stride(0), out, keys, values, scales[0], scales[1], batch.block_tables, batch.sequences,
             batch.slots, batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
             batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0,
-            **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None,
-            HAS_SOFTCAP=rule.softcap is not None, FORM=form_of(cache.dtype), UPCAST=self._upcast,
+            sinks, **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None,
+            HAS_SOFTCAP=rule.softcap is not None, HAS_SINKS=has_sinks, FORM=form_of(cache.dtype), UPCAST=self._upcast,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
         combine_kernel[(num_tiles, shape.num_kv_heads, -(-tile.rows // _COMBINED_ROWS))](
@@ -133,8 +134,10 @@ class TritonBackend:
             partial,
             logs,
             num_tiles,
+            sinks,
             **constants,
             PIECE=min(tile.rows, _COMBINED_ROWS),
+            HAS_SINKS=has_sinks,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -59,10 +59,14 @@ def random_problem(kind: str, seed: int) -> Problem:
         rng.randint(1, longest // 2) if rng.random() < 0.4 else None,
         rng.choice([5.0, 50.0]) if rng.random() < 0.3 else None,
     )
+    group = rng.randint(1, 8)
+    if rng.random() < 0.4:
+        sinks = [rng.uniform(-4.0, 6.0) for _ in range(shape.num_kv_heads * group)]
+        rule = dataclasses.replace(rule, sinks=torch.tensor(sinks).to(DEVICE))
     sequences = [lengths() for _ in range(rng.randint(1, 4))] + [(rng.randrange(longest), 1)]
     if kind == "prefill":
         sequences[-1] = (0, longest // 2)
-    return Problem(shape, rng.randint(1, 8), tuple(ALLOWED)[seed % 3], tuple(sequences), rule, seed)
+    return Problem(shape, group, tuple(ALLOWED)[seed % 3], tuple(sequences), rule, seed)
 
 
 @dataclass
