@@ -159,14 +159,18 @@ def test_one_of_several_workers_is_lost_or_drained(record_property: Record) -> N
     "troubles",
     [
         Troubles(20, 10),
-        Troubles(4, 3, "vllm-v0", ("preemption_mode=swap",)),
-        Troubles(4, 3, "vllm-v1", ()),
-        Troubles(4, 3, "chitu", ()),
+        Troubles(20, 10, "vllm-v0", ("preemption_mode=swap",)),
+        Troubles(20, 10, "vllm-v0-chunked", ()),
+        Troubles(20, 10, "vllm-2023", ("preemption_mode=swap", "prefix_caching=false")),
+        Troubles(20, 10, "vllm-v1", ()),
+        Troubles(20, 10, "vllm-v1-async", ()),
+        Troubles(20, 10, "static", ()),
+        Troubles(20, 10, "chitu", ()),
     ],
     ids=lambda troubles: troubles.policy,
 )
 def test_many_workers_are_lost_and_drained(troubles: Troubles, record_property: Record) -> None:
-    """The same with 20 kills and 10 drains, and under other presets."""
+    """The same with 20 kills and 10 drains, under every preset of `WHOLE`."""
     record_property("size", befallen(troubles, seed=2))
 
 

@@ -11,7 +11,7 @@ import pytest
 from protos.inference.v1 import admin_pb2
 from quire_tools.simulated_worker.engine import SimulatedEngine
 from quire_tools.simulated_worker.settings import SimulatedWorkerSettings
-from tests.support.services.harness import Admin, Gateway, eventually, once, run_async, scheduler, stack, worker
+from tests.support.services.harness import Admin, Gateway, once, run_async, scheduler, stack, worker
 from tests.support.services.proxy import Proxy, proxy
 from worker_svc.engine import Engine
 
@@ -50,6 +50,13 @@ class Workers:
         request = admin_pb2.DrainRequest(worker=self.addresses[number], move=not undo, undo=undo)
         await self.admin.stub.Drain(request)
 
+    async def all_ready(self) -> None:
+        """Wait until both run steps."""
+        while not all(
+            each.ready for each in (await self.admin.stub.ListWorkers(admin_pb2.ListWorkersRequest())).workers
+        ):
+            await asyncio.sleep(0.01)
+
     async def busiest(self) -> int:
         """Number of the worker on which most run: all may have started on the one that was ready first."""
         listed = (await self.admin.stub.ListWorkers(admin_pb2.ListWorkersRequest())).workers
@@ -84,8 +91,9 @@ async def workers(
         address, admin_address = await exits.enter_async_context(scheduler(*addresses, policy=policy))
         admin = await exits.enter_async_context(Admin(admin_address))
         gateway = await exits.enter_async_context(Gateway(address))
-        await eventually(lambda: gateway.states[-1].serving, "a worker is ready")
-        yield Workers(addresses, gateway, admin, links)
+        made_ready = Workers(addresses, gateway, admin, links)
+        await made_ready.all_ready()
+        yield made_ready
 
 
 @once

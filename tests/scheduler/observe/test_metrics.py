@@ -21,7 +21,7 @@ from svc_common.clock import NS_PER_S
 from svc_common.observability import metrics
 from svc_common.observability.metrics_server import MetricsServer
 from svc_common.observability.telemetry import Telemetry
-from tests.support.scraping import check_names, scrape
+from tests.support.scraping import Scrape, check_names, scrape
 from tests.support.services.harness import Gateway, Stack, run_async, service, stack
 
 SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 512}
@@ -233,11 +233,13 @@ async def _check_a_long_queue(num_waiting: int, monkeypatch: pytest.MonkeyPatch)
     ):
         for _ in range(num_waiting // 500):
             await gateway.send(submits=[gateway.make_submit([1, 2, 3]) for _ in range(500)])
-        told = await scrape(place)
-        while told.value("quire_scheduler_requests", queue="waiting") < num_waiting:
+
+        def counted_by(told: Scrape) -> set[float]:
+            by_reason = told.value("quire_scheduler_waiting_by_reason", reason="NO_WORKER")
+            return {told.value("quire_scheduler_requests", queue="waiting"), by_reason}
+
+        while counted_by(await scrape(place)) != {num_waiting}:
             num_turns.clear()
-            told = await scrape(place)
-    assert told.value("quire_scheduler_waiting_by_reason", reason="NO_WORKER") == num_waiting
     assert len(num_turns) >= num_waiting // 64 - 1
     return f"scrape: {num_waiting} requests wait, {len(num_turns)} turns of the loop meanwhile"
 
