@@ -109,6 +109,7 @@ def restart(group: Group, state: CoreState) -> None:
         sequence.num_placeholders = 0
         sequence.draft_token_ids = []
         sequence.restart()
+    group.is_paused = False  # a move, or what its masks owe, ends with its work here
     group.place = QueueKind.WAITING
     state.waiting.push_front(group)
     state.journal.leaves(group, QueueKind.WAITING, Reason.WORKER_LOST)

@@ -156,3 +156,14 @@ def test_moves_beside_granted_steps(policy: str, seeds: range) -> None:
     lives = [granting_life(policy, seed, num_workers=2 + seed % 2) for seed in seeds]
     assert sum(life.num_moved for life in lives) > 0
     assert sum(life.num_repeats for life in lives) > 0
+
+
+@pytest.mark.parametrize("policy", ["chitu", "quire"])
+def test_a_worker_is_lost_while_a_sequence_sits_out(policy: str) -> None:
+    """Held for a move, it starts again on the other worker group."""
+    core = core_of(policy)
+    name = decoding(core)
+    core.hold(name)
+    assert not step(core, 0).scheduled
+    core.reset_sequences_of_lost_worker(0)
+    assert [entry.name for entry in step(core, 1).scheduled] == [name]

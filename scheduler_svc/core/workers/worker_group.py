@@ -109,6 +109,8 @@ class WorkerGroup:
     def _hold_back(self) -> None:
         """Have held groups sit out the next plan, as far as they run here still."""
         state = self.state
+        for group in state.held:
+            group.is_paused = group.is_paused and group.place is not QueueKind.WAITING  # it was preempted
         state.held = [g for g in state.held if g.place is QueueKind.RUNNING and g.worker == state.number]
         for group in state.held:
             state.fast_rows.leave(group)
