@@ -69,14 +69,15 @@ def attach(model: nn.Module, attention: Attention) -> None:
         setattr(module, _SLOT, attention)
 
 
-def _rule(options: dict[str, Any], head_dim: int, window: int | None) -> AttentionRule:
-    scale, sinks = options.get("scaling"), options.get("s_aux")
-    return AttentionRule(
-        head_dim**-0.5 if scale is None else scale,
-        window,
-        options.get("softcap"),
-        None if sinks is None else sinks.detach().float().contiguous(),
-    )
+def _rule(options: dict[str, Any], head_dim: int, window: int | None, sinks: torch.Tensor | None) -> AttentionRule:
+    scale = options.get("scaling")
+    return AttentionRule(head_dim**-0.5 if scale is None else scale, window, options.get("softcap"), sinks)
+
+
+def _sinks(options: dict[str, Any]) -> torch.Tensor | None:
+    """Those of a call in the form of `AttentionRule`, in memory of their own."""
+    sinks = options.get("s_aux")
+    return None if sinks is None else sinks.detach().float().contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class ProbeAttention:
         problem = _problem(module, options) or _shape_problem(query, key, value) or _sinks_problem(query, options)
         problem = problem or self._mask_problem(seen, options)
         layer = int(getattr(module, "layer_idx", -1))
-        rule, kind = _rule(options, key.shape[3], _window(options, seen)), type(module).__name__
+        rule = _rule(options, key.shape[3], _window(options, seen), _sinks(options))
+        kind = type(module).__name__
         head_dim = max(key.shape[3], value.shape[3])
         self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], head_dim, rule, problem))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
@@ -183,14 +185,14 @@ def _sinks_problem(query: torch.Tensor, options: dict[str, Any]) -> str:
 class PagedAttention:
     """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `windows`: sliding window per layer, from a probe; None = unlimited. `pool`: has an entry for each of these layers.
+    `rules`: per layer, from a probe, of which windows and sinks are used. `pool`: has an entry for each of these layers.
     """
 
     def __init__(
-        self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor, windows: Mapping[int, int | None]
+        self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor, rules: Mapping[int, AttentionRule]
     ) -> None:
-        self._backend, self._shape, self._windows = backend, shape, windows
-        self._layers = dict(zip(sorted(windows), pool, strict=True))
+        self._backend, self._shape, self._rules = backend, shape, rules
+        self._layers = dict(zip(sorted(rules), pool, strict=True))
         self._batch: AttentionBatch | None = None
 
     def begin(self, batch: AttentionBatch) -> None:
@@ -213,7 +215,8 @@ class PagedAttention:
         width = self._shape.head_dim
         keys, values = _rows(key, width).to(written), _rows(value, width).to(written)
         self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
-        rule = _rule(options, query.shape[3], self._windows[module.layer_idx])
+        probed = self._rules[module.layer_idx]
+        rule = _rule(options, query.shape[3], probed.sliding_window, probed.sinks)
         found = self._backend.paged_attention(_rows(query, width), cache, self._batch, self._shape, rule)
         return found[None, ..., : value.shape[3]]
 

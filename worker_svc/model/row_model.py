@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from paged_kernels.backend import CacheShape, KernelBackend
+from paged_kernels.backend import AttentionRule, CacheShape, KernelBackend
 from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps, Head, KeptRows
 from paged_kernels.ranks import RankSums
 from worker_svc.adapters.layers import AdapterLayers
@@ -37,7 +37,7 @@ class RowModel:
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
-        self._windows: dict[int, int | None] = {}
+        self._rules: dict[int, AttentionRule] = {}
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -115,7 +115,7 @@ class RowModel:
             if self._ends is not None:
                 self._ends.enter(places)
             self._model(input_ids=places, position_ids=places, use_cache=False)
-        self._windows = {call.layer: call.window for call in calls}
+        self._rules = {call.layer: call.rule for call in calls}
         return calls
 
     @torch.inference_mode()
@@ -217,7 +217,7 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool, self._windows)
+        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules)
         attention.attach(self._model, self._paged)
 
     @property
