@@ -166,11 +166,12 @@ def test_one_of_several_workers_is_lost_or_drained(record_property: Record) -> N
         Troubles(20, 10, "vllm-v1-async", ()),
         Troubles(20, 10, "static", ()),
         Troubles(20, 10, "chitu", ()),
+        Troubles(20, 10, "chitu-skew", ("infer.pp_size=2", "infer.max_reqs=16")),
     ],
     ids=lambda troubles: troubles.policy,
 )
 def test_many_workers_are_lost_and_drained(troubles: Troubles, record_property: Record) -> None:
-    """The same with 20 kills and 10 drains, under every preset of `WHOLE`."""
+    """The same with 20 kills and 10 drains, under every preset."""
     record_property("size", befallen(troubles, seed=2))
 
 
