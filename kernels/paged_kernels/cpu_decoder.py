@@ -1,7 +1,7 @@
 """Whole decoders on CPU by the compiled library: cpu/products.h, integers.h and float8.h multiply, decoder.h runs programs."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,21 +93,23 @@ class CpuProgram:
         self._places = np.zeros(len(Rows), np.uint64)
         self._num_rows = 0
 
-    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+    def run(self, stream: torch.Tensor, batches: Sequence[AttentionBatch], pool: torch.Tensor) -> None:
         """See PreparedProgram."""
         self._make_room(len(stream))
         self._places[Rows.STREAM] = stream.data_ptr()
-        shape = self._program.shape
+        shape, batch = self._program.shape, batches[0]
+        tables = _addresses(each.block_tables.data_ptr() for each in batches)
+        slots = _addresses(each.slots.data_ptr() for each in batches)
         step = CpuStep(
             self._places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
             pool.shape[2],
-            batch.block_tables.data_ptr(),
+            tables.ctypes.data,
             batch.block_tables.stride(0),
             batch.sequences.data_ptr(),
             batch.positions.data_ptr(),
-            batch.slots.data_ptr(),
+            slots.ctypes.data,
             None,
             None,
             None,
@@ -117,6 +119,7 @@ class CpuProgram:
             shape.head_dim,
             shape.block_size,
             torch.get_num_threads(),
+            len(batches),
         )
         self._run(self._operators, len(self._operators), ctypes.byref(step))
         if self._sums is not None:
@@ -128,6 +131,11 @@ class CpuProgram:
                 self._rows[rows] = torch.empty(num_rows, self._program.widths[rows], dtype=self._program.dtype)
                 self._places[rows] = self._rows[rows].data_ptr()
             self._num_rows = num_rows
+
+
+def _addresses(of_groups: Iterable[int]) -> NDArray[np.uint64]:
+    """Where each cache group has its part."""
+    return np.fromiter(of_groups, np.uint64)
 
 
 def _widths(program: Program) -> NDArray[np.int64]:
@@ -147,18 +155,20 @@ class CpuDecodeProgram:
         num_rows, program = len(rows.token_ids), self._program
         buffers = [torch.empty(num_rows, program.widths[name], dtype=program.dtype) for name in Rows]
         places = np.array([buffer.data_ptr() for buffer in buffers], np.uint64)
-        slots, finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
+        num_groups = len(rows.block_tables)
+        slots, finite = np.empty((num_groups, num_rows), np.int64), np.empty(num_rows, np.bool_)
+        of_tables, of_slots = (_addresses(part.ctypes.data for part in parts) for parts in (rows.block_tables, slots))
         logits = torch.empty(num_rows, self._vocab_size)
         step = CpuStep(
             places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
             pool.shape[2],
-            rows.block_tables.ctypes.data,
-            rows.block_tables.shape[1],
+            of_tables.ctypes.data,
+            rows.block_tables.shape[2],
             rows.sequences.ctypes.data,
             rows.positions.ctypes.data,
-            slots.ctypes.data,
+            of_slots.ctypes.data,
             rows.token_ids.ctypes.data,
             logits.data_ptr(),
             finite.ctypes.data,
@@ -168,11 +178,11 @@ class CpuDecodeProgram:
             program.shape.head_dim,
             program.shape.block_size,
             torch.get_num_threads(),
+            num_groups,
         )
         call = partial(self._run, self._operators, len(self._operators), ctypes.byref(step))
-        return CpuDecodeRun(
-            logits, finite, call, sums_of(program.operators), (rows, pool, buffers, places, slots, self)
-        )
+        memory = (rows, pool, buffers, places, slots, of_tables, of_slots, self)
+        return CpuDecodeRun(logits, finite, call, sums_of(program.operators), memory)
 
 
 @dataclass(frozen=True, slots=True)

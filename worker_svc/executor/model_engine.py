@@ -146,6 +146,7 @@ class ModelEngine:
                 cache_bytes=settings.kv_cache_memory_bytes,
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,
                 profiled_tokens=profiled_tokens,
+                groups=loaded.groups,
             ),
         )
 
@@ -156,7 +157,14 @@ class ModelEngine:
         self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
         self._cache.expect(0)
         self._rows = RowTable(
-            ChangeLimits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
+            ChangeLimits(
+                limits.vocab_size,
+                limits.max_model_len,
+                limits.block_size,
+                num_gpu_blocks,
+                num_cpu_blocks,
+                num_groups=loaded.num_groups,
+            )
         )
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,10 @@ from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.device.devices import HOST, Device, Devices
 from worker_svc.engine import Progress
-from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
+from worker_svc.model import architecture, attention, bundle, cache_groups, checkpoint, memory, packed_cache, rotary
+from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache_groups import CacheGroups
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
@@ -60,7 +62,7 @@ class LoadedModel:
     limits: common_pb2.ModelLimits
     bundle: bytes
     shape: CacheShape
-    num_layers: int
+    groups: CacheGroups
     dtype: torch.dtype
     cache_dtype: torch.dtype
     device: Device
@@ -73,7 +75,7 @@ class LoadedModel:
         """Allocate a zeroed cache of the model's shape."""
         return CacheEngine(
             self.shape,
-            num_layers=self.num_layers,
+            num_layers=self.groups.num_layers,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
             dtype=self.cache_dtype,
@@ -82,17 +84,22 @@ class LoadedModel:
         )
 
     @property
+    def num_groups(self) -> int:
+        """Number of cache groups."""
+        return len(self.groups.windows)
+
+    @property
     def workspace_bytes(self) -> int:
         """Device memory that the kernels hold now."""
         return workspace_bytes(self.kernels)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over the layers of a cache group."""
         return memory.block_bytes(
             dtype_bytes=self.cache_dtype.itemsize,
             scale_bytes=scale_bytes(self.cache_dtype),
-            num_layers=self.num_layers,
+            num_layers=self.groups.num_layers,
             block_size=self.shape.block_size,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
@@ -193,21 +200,33 @@ def load(
         loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
+    groups = _groups(settings, calls, part, max_model_len)
+    model.divide_cache(groups)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
-    taken = attention_limits(kernels)
-    if taken and (problem := taken.problem(shape, dtype, cache_dtype, [call.rule for call in calls])):
-        raise _refused_attention(settings.attention_backend, problem)
+    _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
     if fast is not None:
         fuse_tried(
             model,
-            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late), sums, model.head_of),
+            Fusing(
+                fast,
+                calls,
+                groups,
+                shape,
+                cache_dtype,
+                max_model_len,
+                rounded or stored,
+                bool(late),
+                sums,
+                model.head_of,
+            ),
             found.text_config.vocab_size,
         )
         if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
             model.unfuse()
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
-    limits = _limits(settings, found, max_model_len, dtype, _of_all_stages(architecture.sliding_window(calls), ranks))
+    limits = _limits(settings, found, max_model_len, dtype, groups)
+    limits.sliding_window = _of_all_stages(architecture.sliding_window(calls), ranks)
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
     progress("loaded", 1.0)
@@ -216,7 +235,7 @@ def load(
         limits=limits,
         bundle=made,
         shape=shape,
-        num_layers=len(part.layers),
+        groups=groups,
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=device,
@@ -243,6 +262,14 @@ def _opened(
     return found, cls, shard, part
 
 
+def _groups(settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int) -> CacheGroups:
+    """The cache groups of the layers; one with several stages, whose layers share block tables."""
+    if part.count > 1 or not settings.cache_groups:
+        return cache_groups.one_group([call.layer for call in calls])
+    windows = {call.layer: call.window for call in calls}
+    return cache_groups.groups_of(windows, settings.block_size, max_model_len)
+
+
 def _of_all_stages(window: int, ranks: RankPlace) -> int:
     """The largest sliding window of all stages, 0 if a layer of one attends to the whole sequence."""
     windows = [int(found) for found in ranks.exchange(str(window).encode())]
@@ -261,6 +288,19 @@ def _make_kernels(settings: WorkerSettings, device: Device, backend: str, say: C
         "--attention-backend %s: it has the steps that are not recorded; its first use may compile for minutes", name
     )
     return make_attention_backend(name, os.environ, say)
+
+
+def _check_attention(
+    settings: WorkerSettings,
+    kernels: KernelBackend,
+    shape: CacheShape,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    calls: Sequence[LayerCall],
+) -> None:
+    """Raise ConfigError if the attention that was asked for does not support the model; `dtypes`: of rows and of the cache."""
+    taken = attention_limits(kernels)
+    if taken and (problem := taken.problem(shape, *dtypes, [call.rule for call in calls])):
+        raise _refused_attention(settings.attention_backend, problem)
 
 
 def _refused_attention(name: str, problem: str) -> ConfigError:
@@ -368,7 +408,7 @@ def _limits(
     found: checkpoint.Checkpoint,
     max_model_len: int,
     dtype: torch.dtype,
-    sliding_window: int,
+    groups: CacheGroups,
 ) -> common_pb2.ModelLimits:
     return common_pb2.ModelLimits(
         model=settings.name,
@@ -378,5 +418,5 @@ def _limits(
         block_size=settings.block_size,
         eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
         dtype=str(dtype).removeprefix("torch."),
-        sliding_window=sliding_window,
+        cache_windows=groups.windows if len(groups.windows) > 1 else (),
     )

@@ -4,9 +4,10 @@ Owns the transformers model and its connection to the paged cache. Independent o
 sampling.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
+from worker_svc.model.cache_groups import CacheGroups, LayerPlace
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
@@ -38,6 +40,7 @@ class RowModel:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._rules: dict[int, AttentionRule] = {}
+        self._places: Mapping[int, LayerPlace] = {}
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -118,6 +121,10 @@ class RowModel:
         self._rules = {call.layer: call.rule for call in calls}
         return calls
 
+    def divide_cache(self, groups: CacheGroups) -> None:
+        """Keep keys and values of the layers by these cache groups. Call it after `probe`, before `fuse` and `bind`."""
+        self._places = groups.places
+
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:
         """Raise ConfigError if the stage's layers read more than hidden states and positions. Call it after `probe`."""
@@ -166,9 +173,10 @@ class RowModel:
         self._decode_program = self._fused.decode_program(self._plain_head.weights)
         if self._decode_program is None:
             return
-        expected, batch = self._pass(step), step.attention
-        columns = (step.token_ids[0].int(), batch.positions, batch.sequences, batch.block_tables)
-        run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns)))
+        expected, batch = self._pass(step), step.attention[0]
+        columns = (step.token_ids[0].int(), batch.positions, batch.sequences)
+        tables = np.stack([of_group.block_tables.numpy() for of_group in step.attention])
+        run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns), tables))
         if run is not None and not (run.step() and torch.equal(run.logits, expected)):
             self._decode_program = None
 
@@ -201,7 +209,7 @@ class RowModel:
             return None
         expected = self._pass(step)
         made = RecordedSteps(steps, device, num_rows, on_made)
-        is_right = made.gives(int(step.token_ids[0, 0]), int(step.attention.positions[0]), expected)
+        is_right = made.gives(int(step.token_ids[0, 0]), int(step.attention[0].positions[0]), expected)
         return made if is_right else None
 
     @contextmanager
@@ -217,7 +225,7 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules)
+        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._places)
         attention.attach(self._model, self._paged)
 
     @property

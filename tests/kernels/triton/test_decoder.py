@@ -146,7 +146,7 @@ def check_programs(seeds: Sequence[int], record, cache_dtype: torch.dtype | None
                 backend.decoder, ReferenceBackend(), case.operators, stream, case.num_heads, other, batch
             )
             rows = stream.to(DEVICE)
-            prepared.run(rows, on_device(batch), pool)
+            prepared.run(rows, [on_device(batch)], pool)
             count = int(batch.offsets[-1])
             off = ALLOWED[case.dtype] * near(rows[:count], expected[:count], case.dtype)
             assert off < ALLOWED[case.dtype] + STEPS.get(cache_dtype, 0), (seed, i)
@@ -182,7 +182,7 @@ def check_fixed_steps(seeds: Sequence[int], record) -> None:
         other.pool[:], pool = 0, cache.pool.to(DEVICE)
         pool[:] = 0
         kept = KeptRows.zeros(len(cache.tables), 3 + cache.tables.shape[1], pool.device)
-        kept.block_tables[:, : cache.tables.shape[1]] = cache.tables.to(DEVICE)
+        kept.block_tables[0, :, : cache.tables.shape[1]] = cache.tables.to(DEVICE)
         steps = backend.decoder.fixed_steps(program, 4, kept, pool)
         assert steps is not None
         for i, rows in enumerate([(0, 1, 2), (3,), (2, 0, 3, 1), (1, 3)]):

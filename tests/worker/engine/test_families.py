@@ -22,7 +22,7 @@ from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
@@ -160,10 +160,11 @@ def test_phi3_longrope(original, tmp_path):
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
 
-def _chunked(model_shape, prompts, cuts):
+def _chunked(model_shape, num_groups, prompts, cuts):
     """Packed steps in which several prompts come in chunks: (packed tokens, rows, done) each, over tables of their own."""
     width = -(-max(map(len, prompts)) // model_shape.block_size)
     tables = np.arange(len(prompts) * width, dtype=np.int32)[::-1].reshape(len(prompts), width).copy()
+    tables = of_groups(tables, num_groups)
     done = [0] * len(prompts)
     while any(n < len(prompt) for n, prompt in zip(done, prompts, strict=True)):
         chunks = []
@@ -186,7 +187,7 @@ def test_vectors_are_of_the_last_hidden_states(world):
     for row, task in tasks.items():
         pools.open(row, task)
     vectors = {}
-    for packed, tables, rows, done in _chunked(shape, prompts, cuts=(7, 40, 4, 16, 1)):
+    for packed, tables, rows, done in _chunked(shape, world.engine._loaded.num_groups, prompts, cuts=(7, 40, 4, 16, 1)):
         inputs = list(model_inputs(packed, torch.from_numpy(tables), FREE))
         logits, hidden = model.logits_and_hidden(inputs)
         assert torch.equal(logits, model.logits(inputs))

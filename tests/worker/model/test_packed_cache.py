@@ -53,7 +53,7 @@ def loaded(path: Path, **options: object) -> LoadedModel:
 
 
 def logits_of(model: LoadedModel) -> torch.Tensor:
-    tables = np.arange(2, dtype=np.int32)[None]
+    tables = np.arange(2, dtype=np.int32)[None, None]
     model.model.bind(model.shape, model.new_cache(2).device_pool)
     return model.model.logits(
         model_inputs(pack([Chunk(0, 0, TOKENS, samples=True)], tables, 16), torch.from_numpy(tables), FREE)

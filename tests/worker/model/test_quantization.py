@@ -32,7 +32,7 @@ def loaded(path: Path, *, backend: str = "cpu", **options: object) -> LoadedMode
 
 def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
     """The logits of every token of a sequence that is computed chunk by chunk."""
-    tables = np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None]
+    tables = np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None, None]
     model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
     found, begin = [], 0
     for chunk in chunks:
