@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
-from paged_kernels.decoder import DecodeRows, Head, KeptRows, PackedWeights, Program, Rows
+from paged_kernels.decoder import (
+    DecodeRows,
+    Head,
+    KeptRows,
+    PackedWeights,
+    Program,
+    Rows,
+    check_groups,
+    num_cache_groups,
+)
 from paged_kernels.ranks import RankSums
 from paged_kernels.weight_packing import NAMES, WeightPacking, function_of, pointer
 
@@ -88,7 +97,7 @@ class CpuProgram:
     def __init__(self, program: Program, run: Callable[..., None]) -> None:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
-        self._sums = sums_of(program.operators)
+        self._sums, self._num_groups = sums_of(program.operators), num_cache_groups(program.operators)
         self._rows: dict[Rows, torch.Tensor] = {}
         self._places = np.zeros(len(Rows), np.uint64)
         self._num_rows = 0
@@ -97,6 +106,7 @@ class CpuProgram:
         """See PreparedProgram."""
         self._make_room(len(stream))
         self._places[Rows.STREAM] = stream.data_ptr()
+        check_groups(self._num_groups, len(batches))
         shape, batch = self._program.shape, batches[0]
         tables = _addresses(each.block_tables.data_ptr() for each in batches)
         slots = _addresses(each.slots.data_ptr() for each in batches)
@@ -149,6 +159,7 @@ class CpuDecodeProgram:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
         self._vocab_size = next(op.width or op.weights.columns for op in program.operators if isinstance(op, Head))
+        self._num_groups = num_cache_groups(program.operators)
 
     def begin(self, rows: DecodeRows, pool: torch.Tensor) -> "CpuDecodeRun":
         """See DecodeProgram."""
@@ -156,6 +167,7 @@ class CpuDecodeProgram:
         buffers = [torch.empty(num_rows, program.widths[name], dtype=program.dtype) for name in Rows]
         places = np.array([buffer.data_ptr() for buffer in buffers], np.uint64)
         num_groups = len(rows.block_tables)
+        check_groups(self._num_groups, num_groups)
         slots, finite = np.empty((num_groups, num_rows), np.int64), np.empty(num_rows, np.bool_)
         of_tables, of_slots = (_addresses(part.ctypes.data for part in parts) for parts in (rows.block_tables, slots))
         logits = torch.empty(num_rows, self._vocab_size)

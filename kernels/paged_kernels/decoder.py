@@ -198,6 +198,17 @@ class Program:
     dtype: torch.dtype
 
 
+def num_cache_groups(operators: Sequence[Operator]) -> int:
+    """Number of cache groups that the operators' layers are in; their block tables must be given."""
+    return 1 + max((op.group for op in operators if isinstance(op, RotateAndStore | Attend)), default=0)
+
+
+def check_groups(needed: int, given: int) -> None:
+    """Raise ValueError unless there are block tables for each cache group."""
+    if given != needed:
+        raise ValueError(f"the program's layers are in {needed} cache groups; block tables of {given} were given")
+
+
 class PreparedProgram(Protocol):
     """A program that can be run; owns its buffers."""
 

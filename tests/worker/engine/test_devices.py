@@ -83,13 +83,13 @@ def test_all_of_a_pass_is_moved():
     """Every tensor of a forward pass goes to the model's device; what the host needs stays."""
     ones = torch.ones(3, dtype=torch.int64)
     batch = AttentionBatch(ones.int(), ones.int(), ones, ones.int()[None], np.array([0, 3], np.int32))
-    step = ModelInput(token_ids=ones[None], positions=ones[None], attention=batch, logit_rows=ones, num_logits=3)
+    step = ModelInput(token_ids=ones[None], positions=ones[None], attention=(batch,), logit_rows=ones, num_logits=3)
     assert step.to(CPU) is step
     moved = step.to(torch.device("meta"))
-    tensors = [getattr(at, name) for at in (moved, moved.attention) for name in at.__slots__]
+    tensors = [getattr(at, name) for at in (moved, moved.attention[0]) for name in at.__slots__]
     kinds = [x.device.type for x in tensors if isinstance(x, torch.Tensor)]
     assert kinds == ["meta"] * 7
-    assert moved.attention.offsets is batch.offsets
+    assert moved.attention[0].offsets is batch.offsets
     assert (moved.num_tokens, moved.num_logits) == (3, 3)
 
 

@@ -328,7 +328,7 @@ def test_the_trial_does_not_only_warn_of_gross_errors(families, monkeypatch):
     monkeypatch.setattr(
         operators,
         "Attend",
-        lambda layer, rule: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap)),
+        lambda layer, rule, group: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap), group),
     )
     assert not loaded(families["mistral"].path).is_fused
 

@@ -46,10 +46,10 @@ def test_cache_groups_have_block_tables_of_their_own() -> None:
     assert run(rows, step(add=[Row(1, [1, 2, 3, 4, 5], [3, 5, 7, 4, 6, 8], 5)])) == [(1, 0, 5, True)]
     assert run(rows, step(change=[Change(1, 1)])) == [(1, 5, 1, True)]
     assert rows.block_tables[:, 1, :2].tolist() == [[3, 4], [5, 6], [7, 8]]
-    run(rows, step(add=[Row(70, [9] * 80, [9] * 60, 80)]))  # more rows and places than there were
+    run(rows, step(add=[Row(70, [9] * 77, [9] * 60, 77)]))  # more rows and places than there were
     batch = rows.apply(step(change=[Change(1, 1, [10, 20, 30])]))
     packed = rows.pack(batch)
-    assert packed.slots[:, packed.token_rows == 1].tolist() == [[4 * 4 + 2], [6 * 4 + 2], [8 * 4 + 2]]
+    assert packed.slots[:, packed.token_rows == 1].tolist() == [[4 * 4 + 3], [6 * 4 + 3], [8 * 4 + 3]]
     assert rows.row(1).block_ids == [3, 5, 7, 4, 6, 8, 10, 20, 30]
     rows.void(batch)
 
