@@ -71,7 +71,9 @@ _NOTES = """\
 
 * **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
   window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
-  also has layers without a window, all blocks are kept.
+  also has layers without a window (Gemma 2 and 3, gpt-oss), layers are divided into cache groups, each with block tables of its
+  own, so that the windowed ones keep only their windows; `quire plan` says how many requests that makes fit. Policies of vLLM 2023
+  and 0.6.3 serve such models with `--no-cache-groups`: one table for all layers, which keeps all blocks.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The

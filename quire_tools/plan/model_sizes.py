@@ -45,7 +45,7 @@ class ModelSizes:
     `--quantization` and quantized checkpoints make smaller; `tied_head_bytes`: of a head tied to the embedding,
     of which a CPU keeps a packed copy; `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
-    `num_attention_kinds`: different rules of attention among the layers.
+    `num_attention_kinds`: different rules of attention among the layers; `windows`: of each layer, None = the whole sequence.
     """
 
     name: str
@@ -67,6 +67,7 @@ class ModelSizes:
     vocab_size: int
     max_model_len: int
     num_attention_kinds: int = 1
+    windows: tuple[int | None, ...] = ()
 
 
 def model_sizes(
@@ -102,7 +103,7 @@ def model_sizes(
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
-    shape, num_kinds = _cache_shape(model, config, longest)
+    shape, num_kinds, windows = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
@@ -129,6 +130,7 @@ def model_sizes(
         vocab_size=int(config.vocab_size),
         max_model_len=longest,
         num_attention_kinds=num_kinds,
+        windows=windows,
     )
 
 
@@ -192,8 +194,8 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int]:
-    """Shape of the cache and number of attention rules, observed by the worker's own probe of the model's attention calls.
+def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int, tuple[int | None, ...]]:
+    """Shape of the cache, number of attention rules, and the layers' windows, by the worker's own probe of attention calls.
 
     Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
     experts), which meta tensors lack, uses the configuration.
@@ -207,8 +209,9 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShap
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
         shape = CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
-        return shape, len({*(getattr(config, "layer_types", None) or [""])})
+        kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+        return shape, len({*kinds}), tuple(config.sliding_window if "sliding" in kind else None for kind in kinds)
     shape = architecture.check_calls(
         model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
     )
-    return shape, len({call.rule for call in calls})
+    return shape, len({call.rule for call in calls}), tuple(call.window for call in calls)

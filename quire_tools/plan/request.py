@@ -55,6 +55,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         cache_bytes=settings.kv_cache_memory_bytes,
         swap_bytes=int(settings.swap_space_gib * GIB),
         block_size=settings.block_size,
+        cache_groups=settings.cache_groups,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -219,3 +219,50 @@ def test_fixed_steps(record_property):
 def test_fixed_steps_of_many_programs(record_property):
     """R18: all."""
     check_fixed_steps(range(WHOLE), record_property)
+
+
+def test_layers_of_two_cache_groups_share_a_pool():
+    """R18: a program and fixed decode steps whose two layers have block tables of their own in one pool entry: bitwise those of
+    a pool entry for each layer."""
+    backend, seed = make(), 1
+    case = random_case(seed, backend.decoder)
+    joint = [
+        replace(op, layer=0, group=op.layer) if isinstance(op, RotateAndStore | Attend) else op for op in case.operators
+    ]
+    assert {op.group for op in joint if isinstance(op, Attend)} == {0, 1}
+    plain, shared = Cache(case.shape, 3, 40, case.dtype), Cache(case.shape, 6, 40, case.dtype, num_layers=1)
+    pools = [plain.pool.to(DEVICE), shared.pool.to(DEVICE)]
+    groups = [shared.tables[:3].contiguous(), shared.tables[3:].contiguous()]
+
+    def program(operators: Sequence[Operator]) -> Program:
+        return Program([on_device(op) for op in operators], case.widths, case.num_heads, case.shape, case.dtype)
+
+    programs = [backend.decoder.prepare(program(operators), case.dtype) for operators in (case.operators, joint)]
+    for spans, padding in (([(0, 0, 33), (1, 0, 5)], 2), ([(1, 5, 6), (2, 0, 17), (0, 33, 34)], 0)):
+        batch = plain.batch(spans, padding)
+        slots = [shared.batch([(row + 3 * g, *span) for row, *span in spans], padding).slots for g in (0, 1)]
+        both = [on_device(replace(batch, slots=s, block_tables=t)) for s, t in zip(slots, groups, strict=True)]
+        stream = tensors(torch.Generator().manual_seed(seed), case.dtype)(len(batch.slots), case.table.shape[1])
+        rows = [stream.clone().to(DEVICE), stream.clone().to(DEVICE)]
+        programs[0].run(rows[0], [on_device(batch)], pools[0])
+        programs[1].run(rows[1], both, pools[1])
+        assert torch.equal(rows[0], rows[1])
+    found = []
+    for operators, tables, pool in (
+        (case.operators, plain.tables[None], pools[0]),
+        (joint, torch.stack(groups), pools[1]),
+    ):
+        whole = [Embed(case.table, 0.5), *operators, Head(backend.decoder.pack(case.head, None))]
+        kept = KeptRows.zeros(3, tables.shape[2] + 1, pool.device, len(tables))
+        kept.block_tables[:, :, : tables.shape[2]] = tables.to(DEVICE)
+        kept.positions[:] = torch.tensor([34, 6, 17])
+        steps = backend.decoder.fixed_steps(program(whole), 4, kept, pool)
+        assert steps is not None
+        steps.columns.memory.copy_(
+            torch.from_numpy(steps.columns.packed(rows=np.array([2, 0, 1], np.int32))).to(DEVICE)
+        )
+        for _ in range(2):
+            steps.run(4)  # one of them is padding
+        found.append(steps.logits(3).clone())
+    assert found[0].isfinite().all()
+    assert torch.equal(found[0], found[1])
