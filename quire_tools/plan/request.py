@@ -14,8 +14,8 @@ from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
+from worker_svc.device.choice import choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST
-from worker_svc.model.loading import choose_device
 from worker_svc.settings import WorkerSettings
 
 __all__ = ["Wanted", "answered", "plan_json", "plan_picture"]

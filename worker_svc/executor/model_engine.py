@@ -17,6 +17,7 @@ from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from worker_svc.adapters.adapter_loading import AdapterLimits, Adapters
 from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.device import malloc_tuning
+from worker_svc.device.choice import choose_backend, choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
 from worker_svc.device.swaps import staging_bytes
@@ -49,8 +50,8 @@ class ModelEngine:
         """Choose device and backend; raises ConfigError if this release does not have them."""
         self._ranks = ranks
         malloc_tuning.keep_freed_memory(os.environ)
-        self._device = model_loading.choose_device(settings, devices)
-        self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
+        self._device = choose_device(settings, devices)
+        self.device, self.backend = str(self._device.torch_device), choose_backend(settings, self._device)
         if ranks.num_stages > 1 and self._device is not HOST:
             raise ConfigError(
                 f"--pipeline-parallel {ranks.num_stages} runs on the CPU only, and the device is {self.device}: use --device cpu",

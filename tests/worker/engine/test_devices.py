@@ -9,6 +9,7 @@ import torch
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.registry import make_backend
 from svc_common.errors import ConfigError
+from worker_svc.device.choice import choose_backend, choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST, CudaDevice, HostDevice
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
@@ -28,8 +29,8 @@ def chosen(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
     given = WorkerSettings.of(model="models/tiny", device=device, backend=backend, **settings)
-    found = model_loading.choose_device(given, CUDA_DEVICES)
-    return str(found.torch_device), model_loading.choose_backend(given, found)
+    found = choose_device(given, CUDA_DEVICES)
+    return str(found.torch_device), choose_backend(given, found)
 
 
 @pytest.mark.parametrize(
