@@ -39,7 +39,7 @@ class QuireLives(RuleBasedStateMachine):
             max_model_len=64,
             prefix_caching=caching,
             watermark_blocks=watermark,
-            windowed=window is not None,
+            window=window,
         )
         self.contents: Contents = {}
         self.groups: list[list[KnownSequence]] = []
@@ -161,7 +161,7 @@ class QuireLives(RuleBasedStateMachine):
         free = self.rules.num_free_gpu
         shared = [self.rules.ledger.gpu.refs[b] > 1 for b in self.rules.ledger.tables[sequence.name]]
         before = self._first_in_sight(sequence)
-        self.rules.free_out_of_window(sequence, len(sequence.token_ids), self.window)
+        self.rules.free_out_of_window(sequence, len(sequence.token_ids))
         after = max(0, len(sequence.token_ids) - self.window + 1) // SIZE * SIZE
         assert self._first_in_sight(sequence) == max(before, after)
         gone = shared[before // SIZE : max(before, after) // SIZE]
