@@ -39,7 +39,7 @@ def _paged(state: CoreState) -> PagedMemory:
         for sequence in request.unfinished
         if sequence.name in ledger.tables
     ]
-    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved)
+    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved, num_groups=ledger.num_groups)
 
 
 def _demand(state: CoreState, group: Group) -> ContiguousDemand:
@@ -50,10 +50,5 @@ def _demand(state: CoreState, group: Group) -> ContiguousDemand:
 
 def _tenant(state: CoreState, group: Group) -> ContiguousRequest:
     ledger, demand = state.cache.ledger, _demand(state, group)
-    held = tuple(
-        min(
-            s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length
-        )
-        for s in group.live
-    )
+    held = tuple(min(s.num_tokens + s.num_placeholders, ledger.room(s.name), demand.max_length) for s in group.live)
     return ContiguousRequest(demand, held, demand.max_length)

@@ -199,15 +199,16 @@ def can_hold(state: CoreState, group: Group) -> bool:
     """True if the cache there could hold the group at its longest, or no other could hold more of it."""
     if state.is_largest:
         return True
-    capacity, size = state.cache.capacity_tokens, state.limits.block_size
+    cache = state.cache
     longest = min(len(group.request.prompt_token_ids) + group.request.stop.max_tokens, state.max_total_tokens)
-    return capacity > group.outgrew and capacity >= math.ceil(longest / size) * size * group.max_num_running_seqs
+    most = cache.ledger.most_blocks(longest, group.max_num_running_seqs)
+    return cache.capacity_tokens > group.outgrew and most <= cache.capacity_blocks
 
 
 def may_start(state: CoreState, group: Group, num_cached: int, builder: PlanBuilder) -> bool:
     """True if the group has seats there, and free blocks for the rest of its prompt."""
     _, left = builder.left.get(state.number, (0, 0.0))
-    need = math.ceil((group.live[0].num_tokens - num_cached + left) / state.limits.block_size)
+    need = state.cache.ledger.blocks_for(math.ceil(group.live[0].num_tokens - num_cached + left))
     return has_seats(state, group, builder) and need <= state.cache.num_free_gpu
 
 

@@ -12,7 +12,7 @@ from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.workloads import WORKLOADS
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts.admission_forecast import BlockDemand
+from scheduler_svc.core.parts.admission_forecast import BlockDemand, TableGrowth
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
@@ -61,9 +61,9 @@ def test_the_peak_is_when_the_next_to_end_is_at_its_end() -> None:
     """Blocks of 4; one with 8 tokens to come and one with 16, each holding 2 full blocks of its own: 2 + 2 now, at most
     2 + 2 + 4 when the first ends, then 2 + 4; and half a block each."""
     demand = BlockDemand(floats(8, 8), floats(2, 2), floats(2, 2), floats(8, 16), floats(1, 1))
-    assert demand.peak(4, 4) == 4 + 2 + 2 + 2 / 2
+    assert demand.peak(4, TableGrowth(4)) == 4 + 2 + 2 + 2 / 2
     alone = BlockDemand(floats(8), floats(2), floats(2), floats(16), floats(1))
-    assert alone.peak(2, 4) == 2 + 4 + 1 / 2
+    assert alone.peak(2, TableGrowth(4)) == 2 + 4 + 1 / 2
 
 
 def test_the_peak_is_at_most_what_all_grow_to() -> None:
@@ -77,13 +77,13 @@ def test_the_peak_is_at_most_what_all_grow_to() -> None:
             BlockDemand(*(floats(values[i]) for values in (tokens, blocks, blocks / 2, remaining)), floats(1 + i % 3))
             for i in range(count)
         ]
-        all_of_them, bound = groups[0], 40 + groups[0].growth(size)
+        all_of_them, bound = groups[0], 40 + groups[0].growth(TableGrowth(size))
         for group in groups[1:]:
-            assert all_of_them.peak(40, size) <= bound + 1e-9
+            assert all_of_them.peak(40, TableGrowth(size)) <= bound + 1e-9
             if draw.random() < 0.3:
-                bound = all_of_them.peak(40, size)
+                bound = all_of_them.peak(40, TableGrowth(size))
                 all_of_them.order = None
-            all_of_them, bound = all_of_them + group, bound + group.growth(size)
+            all_of_them, bound = all_of_them + group, bound + group.growth(TableGrowth(size))
 
 
 def test_a_peak_that_is_not_computed_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,7 @@ def never_fits(group: Group, state: CoreState) -> bool:
 
 def give_up(group: Group, state: CoreState, builder: PlanBuilder) -> None:
     """End a group that never fits, so that those behind it are served."""
-    live, most = group.live, state.cache.capacity_tokens // state.limits.block_size
+    live, most = group.live, state.cache.capacity_blocks
     need = state.cache.num_blocks_to_admit(live, PrefixHit(), live[0].num_tokens)
     num_tokens = max(sequence.num_tokens for sequence in live)
     what = f"{num_tokens} tokens" if len(live) == 1 else f"{len(live)} sequences of up to {num_tokens} tokens together"
