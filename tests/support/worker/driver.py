@@ -27,7 +27,7 @@ def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:
 
 def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEngine:
     """An engine before it is loaded."""
-    sizes = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": 2 * num_blocks, "swap_space_gib": 0.05}
+    sizes = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": num_blocks, "swap_space_gib": 0.05}
     return ModelEngine(WorkerSettings.of(model=path, **sizes, **on_tests_device(settings)), DEVICES)
 
 
