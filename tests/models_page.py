@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import checkpoints
+from tests.support.windowed_shapes import SHAPES
+from worker_svc.model.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,8 +74,7 @@ _NOTES = """\
 * **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
   window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
   also has layers without a window (Gemma 2 and 3, gpt-oss), layers are divided into cache groups, each with block tables of its
-  own, so that the windowed ones keep only their windows; `quire plan` says how many requests that makes fit. Policies of vLLM 2023
-  and 0.6.3 serve such models with `--no-cache-groups`: one table for all layers, which keeps all blocks.
+  own, so that the windowed ones keep only their windows ([below](#cache-groups)).
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
@@ -86,6 +87,18 @@ _NOTES = """\
   Keys and values are rounded when they are stored; `auto` is the type that the model computes in.
   [`int8` and `fp8`](performance.md#kv-caches-of-8-bits) have a scale for each token and kv head; scales that a checkpoint has
   for its KV cache (`k_scale`, `v_scale`, `kv_cache_scheme`) are not needed and not used.
+
+## Cache groups
+
+Layers with the same window form cache groups of equally many layers, and all groups take blocks from one pool. So many times the
+requests fit into the same memory as with one block table for all layers, by the tokens of a request (blocks of {block_size}):
+
+{groups}
+
+`quire plan` says what fits for a model here. Policies of vLLM 2023 and 0.6.3 know one block table: start the worker with
+`--no-cache-groups` for them, which keeps all blocks. Several stages (`--pipeline-parallel`) have one table too. Sequences of models
+with windows do not move between workers; they are computed again. A prefix is a hit where the blocks within its windows are still
+cached.
 
 ## Quantized weights
 
@@ -121,6 +134,7 @@ Fields of `quantization_config` that are not known, with a value that is not emp
 types or shapes do not fit the configuration, and `--quantization` beside integers. Instead of a checkpoint that is refused, use
 the model's unquantized checkpoint, or one of the formats above.
 """
+_BLOCK_SIZE, _LENGTHS = 16, (1_000, 2_000, 8_000, 32_768)
 _LEGEND = """\
 `yes`: in `make test`; `long`: in `make test-long` only.
 """
@@ -130,6 +144,18 @@ _REFUSED = """\
 Encoders, and models that mix tokens other than by attention through that interface, are refused when loaded; the error names the
 module. Tested: {types}, `t5`.
 """
+
+
+def _groups_table() -> Iterator[str]:
+    """Requests that fit at once in cache groups, as a multiple of those with one block table, by model and length."""
+    yield "| shape | cache groups | " + " | ".join(f"{length:,}" for length in _LENGTHS) + " |"
+    yield "|---" * (2 + len(_LENGTHS)) + "|"
+    for name, windows in SHAPES.items():
+        groups = groups_of(windows, _BLOCK_SIZE, _LENGTHS[-1])
+        held = [groups.num_blocks(length, _BLOCK_SIZE) * groups.num_layers for length in _LENGTHS]
+        ratios = [-(-length // _BLOCK_SIZE) * len(windows) / n for length, n in zip(_LENGTHS, held, strict=True)]
+        shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        yield f"| {name} | {len(groups.windows)} of {groups.num_layers} layers | {shown} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +308,8 @@ def page(checks: list[Check], refusals: list[str]) -> str:
         f"{i}. {check.words} ([{check.path.removeprefix('tests/')}::{check.name}](../{check.path}))"
         for i, check in enumerate(checks, start=1)
     ]
-    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES))
+    groups = "\n".join(_groups_table())
+    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, block_size=_BLOCK_SIZE)
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
     return "\n".join(parts)
 
