@@ -40,6 +40,7 @@ _TITLES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "DeepSeek V3, R1",
     "glm4_moe_lite": "GLM-4.7-Flash",
+    "llama4_text": "Llama 4 (text)",
 }
 _INTRODUCTION = """\
 # Models
@@ -58,9 +59,9 @@ quire up --model ~/Qwen3-0.6B
 A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
 Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
 When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
-causal mask or a sliding window, passed to attention or visible in the mask, and attention sinks. Keys and values that differ in
-width are cached in the wider one. Chunked attention, prefix masks, combined masks,
-masks that the model builds itself and unknown arguments of attention are refused; the error names the layer.
+causal mask, a sliding window or chunks, passed to attention or visible in the mask, and attention sinks. Keys and values that
+differ in width are cached in the wider one. Prefix masks, combined masks, masks that the model builds itself and unknown arguments
+of attention are refused; the error names the layer.
 
 ## Families
 
@@ -69,9 +70,9 @@ Tests run each family as a small checkpoint with random weights. The numbers are
 _NOTES = """\
 ## Notes
 
-* **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
-  window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
-  also has layers without a window, all blocks are kept.
+* **Sliding windows and chunks.** A layer with a window, or with chunks, never reads KV before it, so those blocks can be freed and
+  reused. A model with a window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the
+  others; chunks count as windows of their size. In a model that also has layers without either, all blocks are kept.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
@@ -243,6 +244,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
     if config.get("sliding_window"):
         mixed = isinstance(layer_types, list) and "full_attention" in layer_types
         yield "windowed and full layers" if mixed else "sliding window in every layer"
+    if config.get("attention_chunk_size"):
+        yield "chunked layers, and full ones without positions"
     if config.get("num_key_value_heads", config.get("num_attention_heads", 0)) != config.get("num_attention_heads", 0):
         yield "grouped-query attention"
     if config.get("attn_logit_softcapping"):

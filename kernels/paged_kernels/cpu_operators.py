@@ -24,6 +24,7 @@ class CpuOperator(ctypes.Structure):
         ("rotary", _INT),
         *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
         *((name, _INT) for name in ("stored", "group", "offsets", "half")),
+        *((name, _INT) for name in ("chunk", "reserved")),
     ]
 
 
@@ -103,7 +104,7 @@ class _Translator:
         rule = given.rule
         return CpuOperator(
             kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
-            scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks),
+            scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks), chunk=rule.chunk or 0,
         )  # fmt: skip
 
     @operator.register

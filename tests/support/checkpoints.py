@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
-    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite",
+    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text",
 )  # fmt: skip
-MIXTURES = ("mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite")
+MIXTURES = ("mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text")
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -26,7 +26,7 @@ INIT_RANGE = 0.3
 HIDDEN = 64
 LAYERS = 2
 HEADS = 4
-SLIDING_WINDOW = 24  # no multiple of any block size in use: windows begin within blocks
+SLIDING_WINDOW = CHUNK = 24  # no multiple of any block size in use: windows and chunks begin within blocks
 
 
 def _gated(model_type: str, **extra: object) -> dict[str, object]:
@@ -75,7 +75,7 @@ def _latent(model_type: str, **extra: object) -> dict[str, object]:
 
 
 def _experts(model_type: str, **extra: object) -> dict[str, object]:
-    return _gated(model_type, num_local_experts=4, num_experts_per_tok=2, **extra)
+    return _gated(model_type, **{"num_local_experts": 4, "num_experts_per_tok": 2, **extra})
 
 
 CONFIGS: dict[str, dict[str, object]] = {
@@ -128,6 +128,20 @@ CONFIGS: dict[str, dict[str, object]] = {
     ),
     "deepseek_v3": _latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
     "glm4_moe_lite": _latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
+    # Chunks in some layers; the others have no positions, but queries that grow with them. Experts in every second layer.
+    "llama4_text": _experts(
+        "llama4_text",
+        num_hidden_layers=4,
+        num_experts_per_tok=1,
+        head_dim=16,
+        intermediate_size_mlp=2 * HIDDEN,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=CHUNK,
+        no_rope_layer_interval=2,
+        attn_temperature_tuning=True,
+        floor_scale=8,
+        attn_scale=0.5,
+    ),
     # Windows of some layers, in its masks alone; an expert that computes all tokens.
     "qwen2_moe": _gated(
         "qwen2_moe",

@@ -6,6 +6,7 @@ sampling.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +19,13 @@ from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
+from worker_svc.model.decoder_part import decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.input_batch import ModelInput
+from worker_svc.model.packed_past import PackedPast
 from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
 from worker_svc.model.stages.division import StagePart
@@ -38,6 +41,7 @@ class RowModel:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._rules: dict[int, AttentionRule] = {}
+        self._past: PackedPast | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -109,12 +113,14 @@ class RowModel:
         Masks are evaluated for sequences of up to `max_model_len` tokens.
         """
         places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
+        past = PackedPast(self._model.config)
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         probing = attention.probing(self._model, max_model_len)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
             if self._ends is not None:
                 self._ends.enter(places)
-            self._model(input_ids=places, position_ids=places, use_cache=False)
+            self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
+        self._past = past if past.is_asked else None
         self._rules = {call.layer: call.rule for call in calls}
         return calls
 
@@ -262,7 +268,7 @@ class RowModel:
     def _last_states(self, step: ModelInput) -> torch.Tensor:
         """Last hidden states [1, T, H]."""
         step = self._begun(step)
-        out = self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+        out = decoder_of(self._model)(input_ids=step.token_ids, use_cache=False, **self._places(step))
         states: torch.Tensor = out.last_hidden_state
         return states
 
@@ -273,7 +279,7 @@ class RowModel:
         if self._fused is not None and not self._fused.uses_modules:
             states = self._fused.states(step.token_ids)
         else:
-            self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+            decoder_of(self._model)(input_ids=step.token_ids, use_cache=False, **self._places(step))
             states = self._ends.left
         self._ends.leave(states)
         return states
@@ -290,9 +296,14 @@ class RowModel:
 
     def _full_pass(self, step: ModelInput) -> torch.Tensor:
         out = self._model(
-            input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.logit_rows
+            input_ids=step.token_ids, use_cache=False, logits_to_keep=step.logit_rows, **self._places(step)
         )
         return out.logits[0, : step.num_logits].float()
+
+    def _places(self, step: ModelInput) -> dict[str, Any]:
+        """Arguments of the model that say where tokens are in their sequences."""
+        past = {} if self._past is None else {"past_key_values": self._past.begin(step.positions)}
+        return {"position_ids": step.positions, **past}
 
     def _begun(self, step: ModelInput) -> ModelInput:
         """Move the pass to the model's device and announce it to attention and adapters."""
@@ -321,7 +332,7 @@ class _LastHidden:
     def __init__(self, model: PreTrainedModel) -> None:
         self.size = 0
         self._keeps, self._seen = False, torch.empty(0)
-        model.get_decoder().register_forward_hook(self._see)
+        decoder_of(model).register_forward_hook(self._see)
 
     def _see(self, _module: nn.Module, _given: object, out: object) -> None:
         hidden = getattr(out, "last_hidden_state", None)

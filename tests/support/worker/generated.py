@@ -97,4 +97,5 @@ def _ended(tokens: list[int], ends: Sequence[int]) -> list[int]:
 @torch.inference_mode()
 def last_hidden(model: PreTrainedModel, prompt: Sequence[int]) -> torch.Tensor:
     """[tokens, hidden size]: the last hidden states, as AutoModel gives them."""
-    return model.base_model(torch.tensor([list(prompt)])).last_hidden_state[0]
+    decoder = model.model if model.base_model is model else model.base_model
+    return decoder(torch.tensor([list(prompt)])).last_hidden_state[0]

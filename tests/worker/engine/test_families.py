@@ -24,6 +24,7 @@ from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
+from worker_svc.model.packed_past import PackedPast
 from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
 # A few more than asked for may come: rows run several decode steps at a time.
@@ -111,6 +112,20 @@ def test_what_is_left_out_is_seen(part, gemma, monkeypatch):
     monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), **{part: getattr(plain, part)}))
     with pytest.raises(AssertionError):
         check_lives(gemma, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
+
+
+@pytest.mark.parametrize("part", ["chunk", "positions"])
+def test_what_llama_4_needs_is_seen(part, families, monkeypatch):
+    """The same for Llama 4 without its chunks, and without positions for the temperature of its queries."""
+    world = make_world(families["llama4_text"], _SAMPLE_TOKENS)
+    if part == "chunk":
+        engine, inner = make_engine(families["llama4_text"].path), attention._rule
+        monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), chunk=None))
+        world = replace(world, engine=engine)
+    else:
+        monkeypatch.setattr(PackedPast, "get_seq_length", lambda *_: 0)
+    with pytest.raises(AssertionError):
+        check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
 def test_moves_that_are_left_out_are_seen(families, monkeypatch):

@@ -65,6 +65,10 @@ def test_a_fused_decoder_has_the_windows_of_masks(tmp_path, monkeypatch):
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
+def _prefix_and_chunks(_batch, _head, query, key):
+    return (key < 3) | (key >= query // 32 * 32)
+
+
 def _prefix(_batch, _head, _query, key):
     return key < 3
 
@@ -74,7 +78,10 @@ def _sinks_and_window(_batch, _head, query, key):
 
 
 MASKS = {
-    "chunks": (masking_utils.create_chunked_causal_mask, "a mask of chunks"),
+    "chunks": (
+        partial(masking_utils.create_causal_mask, and_mask_function=_prefix_and_chunks),
+        "neither causal nor a sliding window nor of chunks",
+    ),
     "or": (partial(masking_utils.create_causal_mask, or_mask_function=_prefix), "neither causal nor a sliding window"),
     "and": (
         partial(masking_utils.create_causal_mask, and_mask_function=_sinks_and_window),
@@ -88,13 +95,7 @@ MASKS = {
 def test_other_masks_are_refused_with_their_layer(name, llama, monkeypatch):
     """Chunks, unions, intersections and tensors that a model makes by itself: never served as if causal."""
     make_mask, words = MASKS[name]
-
-    def create(config, **given):
-        if name == "chunks":
-            config.attention_chunk_size = 32
-        return make_mask(config=config, **given)
-
-    monkeypatch.setattr(modeling_llama, "create_causal_mask", create)
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", make_mask)
     with pytest.raises(ConfigError, match=rf"LlamaAttention of layer 0 uses .*{words}") as caught:
         load(llama)
     assert caught.value.reason == "MODEL_UNSUPPORTED"
@@ -150,12 +151,26 @@ def test_functions_of_transformers_are_read(num_positions):
         assert masks.read(window, num_positions) == MaskKind(size if size < num_positions else None)
 
 
-@pytest.mark.parametrize("num_positions", [1000, 2048, 4096, 8192, 131_072])
-@pytest.mark.parametrize("size", [2, 3, 16, 17, 24, 32, 100, 128, 512])
+@pytest.mark.parametrize("num_positions", [2, 25, 1000, 2048, 4096, 8192, 131_072])
+@pytest.mark.parametrize("size", [2, 3, 16, 17, 24, 32, 100, 128, 512, 8192])
 def test_chunks_are_no_windows(size, num_positions):
-    """The last token of a chunk sees as much as a window of its size would; the first one does not."""
+    """The last token of a chunk sees as much as a window of its size would; the first one does not. One chunk of all
+    positions is causal."""
     chunks = masking_utils.chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64))
-    assert masks.read(chunks, num_positions).problem == "a mask of chunks"
+    assert masks.read(chunks, num_positions) == MaskKind(chunk=size if size < num_positions else None)
+
+
+@pytest.mark.parametrize("size", [16, 24, 100])
+def test_almost_chunks_are_not_taken_for_chunks(size):
+    """Chunks that begin elsewhere, see a token of the chunk before, or change their size."""
+    odd = (
+        lambda _b, _h, query, key: (key <= query) & ((key + 1) // size == (query + 1) // size),
+        lambda _b, _h, query, key: (key <= query) & (key >= (query // size * size - 1)),
+        lambda _b, _h, query, key: (
+            (key <= query) & (key // size == query // size) & ((query < 3 * size) | (key == query))
+        ),
+    )
+    assert all("nor of chunks" in masks.read(function, 2048).problem for function in odd)
 
 
 def test_functions_that_cannot_be_read():

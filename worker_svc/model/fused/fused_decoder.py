@@ -29,6 +29,7 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
+from worker_svc.model.decoder_part import decoder_of
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.elsewhere import StageArrival
 from worker_svc.model.fused.operators import program_of
@@ -205,7 +206,7 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
 
 def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> FusedDecoder | None:
-    decoder: nn.Module = model.get_decoder()
+    decoder = decoder_of(model)
     found = _found(decoder, given)
     if found is None:
         return None
