@@ -1,6 +1,7 @@
 """Masks: a layer's window counts where its mask alone says so; a mask that cannot be carried out is refused, with its layer."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,12 +11,13 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
 from svc_common.errors import ConfigError
-from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
+from tests.support.checkpoints import CHUNK, SLIDING_WINDOW, make_checkpoint
 from tests.support.worker.driver import new_engine
 from tests.worker.engine.families import Family
 from tests.worker.engine.test_families import check_lives, make_world
 from tests.worker.engine.test_window import check_ring
 from worker_svc.model import masks
+from worker_svc.model.fused import operators
 from worker_svc.model.masks import MaskKind
 
 _TOKENS = 8
@@ -60,6 +62,37 @@ def test_a_fused_decoder_has_the_windows_of_masks(tmp_path, monkeypatch):
     world = make_world(Family("qwen2", make_checkpoint("qwen2", tmp_path / "m", **_QWEN2)), _TOKENS)
     assert world.engine._loaded.limits.sliding_window == SLIDING_WINDOW
     check_lives(world, seeds=range(1), num_tokens=_TOKENS)
+
+
+def test_a_fused_decoder_has_chunks(tmp_path, monkeypatch):
+    """Chunks in every layer of a decoder that runs as one program: tokens are those of generate, limits name a window of
+    their size, and few blocks used over and over are enough."""
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_chunked_causal_mask)
+    family = Family("llama", make_checkpoint("llama", tmp_path / "m", attention_chunk_size=CHUNK))
+    world = make_world(family, _TOKENS)
+    assert world.engine._loaded.model.is_fused
+    assert world.engine._loaded.limits.sliding_window == CHUNK
+    check_lives(world, seeds=range(1), num_tokens=_TOKENS)
+    check_ring(world.engine, family, 64)
+
+
+def test_the_trial_finds_chunks_that_are_off(tmp_path, monkeypatch):
+    """A program whose chunks are one token longer is not used."""
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_chunked_causal_mask)
+    inner = operators.Attend
+    longer = lambda layer, rule: inner(layer, replace(rule, chunk=CHUNK + 1))  # noqa: E731
+    monkeypatch.setattr(operators, "Attend", longer)
+    engine = new_engine(make_checkpoint("llama", tmp_path / "m", attention_chunk_size=CHUNK))
+    engine.load(lambda _stage, _fraction: None)
+    assert not engine._loaded.model.is_fused
+
+
+def test_windows_that_a_mask_of_chunks_contradicts_are_refused(tmp_path, monkeypatch):
+    """As for windows: generate obeys the mask."""
+    monkeypatch.setattr(modeling_qwen2, "create_sliding_window_causal_mask", masking_utils.create_chunked_causal_mask)
+    path = make_checkpoint("qwen2", tmp_path / "m", **_QWEN2, attention_chunk_size=32)
+    with pytest.raises(ConfigError, match="sliding_window=24 to attention, but its mask has chunks of 32"):
+        load(path)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
