@@ -19,13 +19,12 @@ from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
-from worker_svc.model.decoder_part import decoder_of
+from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.input_batch import ModelInput
-from worker_svc.model.packed_past import PackedPast
 from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
 from worker_svc.model.stages.division import StagePart

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from paged_kernels.gpu.scaled_cache import PLAIN, elements_of, floats_of, range_of, scale_place
-from paged_kernels.gpu.spans import ALL, first_key
+from paged_kernels.gpu.tile_plan import ALL, first_key
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -12,8 +12,7 @@ from paged_kernels.gpu import block_moves, token_draws
 from paged_kernels.gpu.attention import attention_kernel, combine_kernel
 from paged_kernels.gpu.decoder import TritonDecoders
 from paged_kernels.gpu.scaled_cache import form_of, numbers_and_scales
-from paged_kernels.gpu.spans import span_of
-from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim
+from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim, span_of
 from svc_common.errors import ConfigError
 
 _WAVES = 4

@@ -9,6 +9,7 @@ costs more than it saves.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +17,35 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
-from paged_kernels.gpu.spans import ALL, Span, first_key
+from paged_kernels.backend import SCALED_MOST, AttentionBatch, AttentionRule, CacheShape
 
 _SHORT_ROWS = 16
 """Minimum rows of a matrix unit."""
+
+
+ALL, WINDOW, CHUNK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Which keys a token sees: all before it, those of a sliding window, those of its chunk."""
+
+
+class Span(NamedTuple):
+    """`kind`: ALL, WINDOW or CHUNK, a constant of kernels. `size`: tokens of a window or a chunk."""
+
+    kind: int
+    size: int
+
+
+def span_of(rule: AttentionRule) -> Span:
+    """That of a layer."""
+    kind = ALL if rule.most_keys is None else WINDOW if rule.chunk is None else CHUNK
+    return Span(int(kind.value), rule.most_keys or 0)
+
+
+@triton.jit
+def first_key(positions, span, SPAN: tl.constexpr):
+    """The first key that tokens at `positions`, a number or a tensor, see. Not for ALL."""
+    if SPAN == WINDOW:
+        return tl.maximum(positions - span + 1, 0)
+    return positions // span * span
 
 
 @dataclass(frozen=True, slots=True)

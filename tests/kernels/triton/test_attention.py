@@ -6,8 +6,7 @@ import torch
 from paged_kernels.backend import AttentionRule
 from paged_kernels.gpu import backend as triton_backend
 from paged_kernels.gpu.backend import TritonBackend
-from paged_kernels.gpu.spans import span_of
-from paged_kernels.gpu.tile_plan import Sharing, make_plans
+from paged_kernels.gpu.tile_plan import Sharing, make_plans, span_of
 from paged_kernels.reference import ReferenceBackend
 from tests.kernels.triton.cases import ALLOWED, Problem, attend, distance, make_inputs, narrowed, random_problem
 

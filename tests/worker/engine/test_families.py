@@ -22,9 +22,9 @@ from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.dummy_batch import Chunk, pack
 from worker_svc.model.input_batch import model_inputs
-from worker_svc.model.packed_past import PackedPast
 from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
 # A few more than asked for may come: rows run several decode steps at a time.

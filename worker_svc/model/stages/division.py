@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
 from worker_svc.model.checkpoint import Checkpoint
-from worker_svc.model.decoder_part import decoder_of
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.fused.elsewhere import Elsewhere, NoEmbedding, StageArrival
 from worker_svc.model.weight_reader import Value, WeightReader
 

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from worker_svc.model.decoder_part import decoder_of
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.fused.elsewhere import Elsewhere, StageArrival
 from worker_svc.model.stages.division import StagePart, layers_of, refused
 

@@ -1,13 +1,27 @@
-"""Stands in for transformers' cache where layers ask it how many tokens came before, as Llama 4's temperature tuning does.
+"""The decoder within a model of transformers: where it is, and what it is told of positions.
 
-Such a layer takes that number for the position of its first row and counts on from there. In a packed row each token has
-a place of its own, so the number is a tensor: with one element per token, the sum is its position.
+`PackedPast` stands in for transformers' cache where layers ask it how many tokens came before, as Llama 4's temperature
+tuning does. Such a layer takes that number for the position of its first row and counts on from there. In a packed row each
+token has a place of its own, so the number is a tensor: with one element per token, the sum is its position.
 """
 
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig
+from torch import nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The decoder of a causal language model; the model itself if it has no such part.
+
+    transformers looks under the model's prefix, which may name something that only a larger model has (Llama 4).
+    """
+    found: nn.Module = model.get_decoder()
+    if found is not model:
+        return found
+    parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return parts[0] if len(parts) == 1 else model
 
 
 class PackedPast(DynamicCache):
