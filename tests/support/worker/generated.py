@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
+
+from tests.support.checkpoints import auto_class
 
 LOGPROB_TOLERANCE = 1e-4
 
@@ -46,7 +48,8 @@ class Hypothesis:
 
 def reference_model(path: Path) -> PreTrainedModel:
     """The checkpoint as transformers runs it, in float32; its generation never stops by itself."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    auto = auto_class(AutoConfig.from_pretrained(path))
+    model = auto.from_pretrained(path, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     return model
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import AttentionRule
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.worker.chaos import EVENTS, Chaos, origin
 from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated, last_hidden
@@ -135,28 +135,6 @@ def test_moves_that_are_left_out_are_seen(families, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
             patch.setattr(CacheEngine, move, lambda *_: None)
             check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS, poisoned=True)
-
-
-def test_the_text_of_a_model_that_sees(tmp_path):
-    """A Gemma 3 checkpoint with a vision tower is served as the text model it contains."""
-    text = config_of("gemma3_text") | {
-        "vocab_size": VOCAB_SIZE,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-    }
-    text.pop("model_type")
-    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = {
-        "model_type": "gemma3",
-        "text_config": text,
-        "vision_config": tower | {"image_size": 28, "patch_size": 14},
-        "mm_tokens_per_image": 4,
-        "tie_word_embeddings": False,
-        "image_token_index": 5,
-    }
-    world = make_world(Family("gemma3", make_model(config, tmp_path / "m")), _SAMPLE_TOKENS)
-    check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
 @pytest.mark.parametrize("original", [256, 8], ids=["short", "long"])
