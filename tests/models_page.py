@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import checkpoints
+from tests.support.wrapped_checkpoints import WRAPPED
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +74,9 @@ _NOTES = """\
 * **Sliding windows and chunks.** A layer with a window, or with chunks, never reads KV before it, so those blocks can be freed and
   reused. A model with a window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the
   others; chunks count as windows of their size. In a model that also has layers without either, all blocks are kept.
+* **Models with image input.** The text model in {wrapped} is served, with tokens equal to those of the whole model's `generate` for
+  text. Vision towers and projectors are not read; the log names them. `POST /v1/chat/completions` refuses messages with image,
+  audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
@@ -283,7 +287,7 @@ def page(checks: list[Check], refusals: list[str]) -> str:
         f"{i}. {check.words} ([{check.path.removeprefix('tests/')}::{check.name}](../{check.path}))"
         for i, check in enumerate(checks, start=1)
     ]
-    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES))
+    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), wrapped=_code(WRAPPED))
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
     return "\n".join(parts)
 

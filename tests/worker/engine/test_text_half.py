@@ -9,7 +9,9 @@ from transformers.models.mistral3 import modeling_mistral3
 
 from quire_tools.plan.model_sizes import model_sizes
 from svc_common.errors import ConfigError
-from tests.support.worker.driver import new_engine
+from tests.support.worker.driver import Driver, new_engine
+from tests.support.worker.rank_group import running
+from tests.support.worker.rank_runs import check_chunks
 from tests.support.wrapped_checkpoints import WRAPPED, make_wrapped
 from tests.worker.engine.families import Family
 from tests.worker.engine.test_families import check_lives, make_world
@@ -64,6 +66,15 @@ def test_only_what_is_read_is_counted(name, tmp_path):
     sizes = model_sizes(path, dtype="float32", kv_cache_dtype="auto", max_model_len=None)
     assert 4 * num_read < found.loaded_bytes(torch.float32)
     assert 4 * num_read <= sizes.loaded_bytes < 4 * num_read + 4096  # that of buffers is in the plan
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("name", ["mistral3", pytest.param("gemma3", marks=pytest.mark.long)])
+def test_ranks_and_stages(name, ranks, tmp_path):
+    """In stages, and by ranks that divide heads, tokens are those of `generate`."""
+    path, (tensor, stages) = make_wrapped(name, tmp_path / "m"), ranks
+    with running(path, tensor, pipeline_parallel=stages) as group:
+        check_chunks(Driver(group), path)
 
 
 def test_a_plain_model_reads_all(families):

@@ -114,8 +114,9 @@ class FusedDecoder:
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self.uses_modules:
             return self._modules(input_ids=input_ids, **given)
-        # A multimodal model embeds tokens itself.
-        stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
+        # A multimodal model embeds tokens itself, but not where another stage has done so.
+        is_embedded = input_ids is None and not isinstance(self._embedding, StageArrival)
+        stream = given["inputs_embeds"].clone() if is_embedded else self._embedding(input_ids)
         return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
 
     def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
