@@ -42,6 +42,9 @@ _TITLES = {
     "deepseek_v3": "DeepSeek V3, R1",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "llama4_text": "Llama 4 (text)",
+    "mistral4": "Mistral Small 4",
+    "cohere2": "Command A, R7B",
+    "glm4_moe": "GLM-4.5, 4.6, 4.7",
 }
 _INTRODUCTION = """\
 # Models
@@ -74,7 +77,9 @@ _NOTES = """\
 * **Sliding windows and chunks.** A layer with a window, or with chunks, never reads KV before it, so those blocks can be freed and
   reused. A model with a window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the
   others; chunks count as windows of their size. In a model that also has layers without either, all blocks are kept.
-* **Models with image input.** The text model in {wrapped} is served, with tokens equal to those of the whole model's `generate` for
+* **Models with image input.** The text model in
+  {wrapped}
+  is served, with tokens equal to those of the whole model's `generate` for
   text. Vision towers and projectors are not read; the log names them. `POST /v1/chat/completions` refuses messages with image,
   audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
@@ -258,6 +263,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "custom query scale"
     if config["model_type"] == "gpt_oss":
         yield "attention sinks"
+    if any("llama_4_scaling_beta" in str(value) for value in config.values()) or config.get("attn_temperature_tuning"):
+        yield "queries scaled by position"
     if config.get("kv_lora_rank"):
         yield "keys and values from a latent vector, of different widths, cached whole"
     if experts := config.get("num_local_experts") or config.get("n_routed_experts"):

@@ -12,13 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
-    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text",
+    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2",
+    "glm4_moe",
 )  # fmt: skip
-MIXTURES = ("mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text")
+MIXTURES = (
+    "mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "glm4_moe",
+)  # fmt: skip
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -30,6 +33,7 @@ INIT_RANGE = 0.3
 HIDDEN = 64
 LAYERS = 2
 HEADS = 4
+SCALED_FROM = 16
 SLIDING_WINDOW = CHUNK = 24  # no multiple of any block size in use: windows and chunks begin within blocks
 
 
@@ -146,6 +150,41 @@ CONFIGS: dict[str, dict[str, object]] = {
         floor_scale=8,
         attn_scale=0.5,
     ),
+    # Queries grow with their positions, from SCALED_FROM tokens on.
+    "mistral4": _latent(
+        "mistral4",
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        n_shared_experts=1,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": MAX_POSITIONS / SCALED_FROM,
+            "original_max_position_embeddings": SCALED_FROM,
+            "llama_4_scaling_beta": 0.5,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    ),
+    # Windows with positions, full layers without; attention and gated part side by side.
+    "cohere2": gated(
+        "cohere2", head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "glm4_moe": gated(
+        "glm4_moe",
+        head_dim=16,
+        use_qk_norm=True,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=HIDDEN,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+    ),
     # Windows of some layers, in its masks alone; an expert that computes all tokens.
     "qwen2_moe": gated(
         "qwen2_moe",
@@ -198,7 +237,17 @@ def auto_class(config: "PreTrainedConfig") -> type["AutoModelForCausalLM"] | typ
     """transformers' auto class for a configuration: of models that also take images, with all their parts."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM if config.get_text_config(decoder=True) is config else AutoModelForImageTextToText
+    is_text = config.get_text_config(decoder=True) is config and type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+
+
+def load_reference(path: Path, **options: object) -> "PreTrainedModel":
+    """A checkpoint as transformers runs it, in float32."""
+    import torch
+    from transformers import AutoConfig
+
+    auto = auto_class(AutoConfig.from_pretrained(path))
+    return auto.from_pretrained(path, dtype=torch.float32, **options).eval()
 
 
 def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:

@@ -242,7 +242,7 @@ def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
     config = checkpoint.config
     whole_type = read_json(checkpoint.path / "config.json").get("model_type", config.model_type)
     has_parts = checkpoint.text_config is not config or whole_type != config.model_type
-    found = _class_in(AutoModelForCausalLM, config) or (has_parts and _class_in(AutoModelForImageTextToText, config))
+    found = _class_in(AutoModelForCausalLM, config) or _class_in(AutoModelForImageTextToText, config)
     if not found:
         names = ", ".join(config.architectures or [config.model_type])
         raise _error("MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is not a causal language model")

@@ -135,6 +135,8 @@ class RowModel:
         self._fused = fuse(self._model, given)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
         self.probe(given.max_model_len)
+        if self._past is not None:  # layers use positions themselves: far ones may differ, which no trial reaches
+            self.unfuse()
 
     def unfuse(self) -> None:
         """Return to the decoder's modules, with packed weights."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tests.support.checkpoints import auto_class
+from tests.support.checkpoints import load_reference
 
 LOGPROB_TOLERANCE = 1e-4
 
@@ -48,8 +48,7 @@ class Hypothesis:
 
 def reference_model(path: Path) -> PreTrainedModel:
     """The checkpoint as transformers runs it, in float32; its generation never stops by itself."""
-    auto = auto_class(AutoConfig.from_pretrained(path))
-    model = auto.from_pretrained(path, dtype=torch.float32).eval()
+    model = load_reference(path)
     model.generation_config.eos_token_id = None
     return model
 
