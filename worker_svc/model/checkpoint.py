@@ -17,18 +17,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
-from worker_svc.model.decoder.text_half import text_half
+from worker_svc.model.decoder import text_half
 from worker_svc.model.formats.forms import UnsupportedWeights
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
@@ -158,16 +152,7 @@ def read_config(path: Path) -> PreTrainedConfig:
     for part in (config, config.get_text_config(decoder=True)):
         if isinstance(part, PreTrainedConfig):
             part.__dict__.pop("quantization_config", None)  # transformers would read the weights by it
-    return _without_other_parts(config)
-
-
-def _without_other_parts(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The text decoder's configuration where that is what transformers' causal class takes (Llama 4); else all of it."""
-    text, cls = config.get_text_config(decoder=True), _class_in(AutoModelForCausalLM, config)
-    if text is config or cls is None or cls.config_class is not type(text):
-        return config
-    text.dtype, text.architectures = text.dtype or config.dtype, text.architectures or config.architectures
-    return text
+    return text_half.without_other_parts(config)
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
@@ -240,18 +225,13 @@ def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
     Of a model that also takes other inputs than text: the class without what these need.
     """
     config = checkpoint.config
-    whole_type = read_json(checkpoint.path / "config.json").get("model_type", config.model_type)
-    has_parts = checkpoint.text_config is not config or whole_type != config.model_type
-    found = _class_in(AutoModelForCausalLM, config) or _class_in(AutoModelForImageTextToText, config)
-    if not found:
+    found = text_half.class_of(config)
+    if found is None:
         names = ", ".join(config.architectures or [config.model_type])
         raise _error("MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is not a causal language model")
-    return text_half(found) if has_parts else found
-
-
-def _class_in(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    found: type[PreTrainedModel] | None = auto._model_mapping.get(type(config), None)
-    return found
+    whole_type = read_json(checkpoint.path / "config.json").get("model_type", config.model_type)
+    has_parts = checkpoint.text_config is not config or whole_type != config.model_type
+    return text_half.text_half(found) if has_parts else found
 
 
 def late_weights(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> dict[str, tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Serves the text of a model that also takes images or sound: its class without the parts that text does not reach.
 
-Such a model has a decoder, a head, and for each other input a tower and a projector, whose results take the place of some
-embeddings. Without these inputs its forward pass is that of the text alone, with the model's own rules for positions, so the
-towers are neither built nor read.
+Such a model has a decoder, a head, and for each other input a tower and a projector, which make embeddings of it. Without these
+inputs its forward pass is that of the text alone, with the model's own rules for positions, so the towers are neither built nor
+read.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from svc_common.errors import ConfigError
 from worker_svc.model.decoder.part import decoder_of
@@ -53,6 +53,25 @@ def text_half(cls: type[PreTrainedModel]) -> type[PreTrainedModel]:
         self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *unread}
 
     return type(cls.__name__, (cls, TextHalf), {"__init__": __init__, "__module__": cls.__module__})
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """transformers' class from text, or images and text, to text; None if there is none."""
+    return _class_in(AutoModelForCausalLM, config) or _class_in(AutoModelForImageTextToText, config)
+
+
+def _class_in(auto: Any, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    found: type[PreTrainedModel] | None = auto._model_mapping.get(type(config), None)
+    return found
+
+
+def without_other_parts(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The text decoder's configuration where that is what transformers' causal class takes (Llama 4); else all of it."""
+    text, cls = config.get_text_config(decoder=True), _class_in(AutoModelForCausalLM, config)
+    if text is config or cls is None or cls.config_class is not type(text):
+        return config
+    text.dtype, text.architectures = text.dtype or config.dtype, text.architectures or config.architectures
+    return text
 
 
 def _cut(owner: nn.Module, kept: Sequence[nn.Module], prefix: str) -> None:
