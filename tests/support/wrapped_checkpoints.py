@@ -1,6 +1,8 @@
 """Tiny random checkpoints of models that also take images: each with a decoder, a head, a tower and a projector."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 from tests.support.checkpoints import (
     BOS_TOKEN_ID,
@@ -42,7 +44,7 @@ def _rotated(*sections: int) -> dict[str, object]:
     return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections)}
 
 
-WRAPPED: dict[str, dict[str, object]] = {
+WRAPPED: dict[str, dict[str, Any]] = {
     "qwen3_vl": _wrapped(
         "qwen3_vl",
         gated("qwen3_vl_text", head_dim=32, rope_parameters=_rotated(6, 5, 5)),
@@ -93,6 +95,10 @@ WRAPPED: dict[str, dict[str, object]] = {
 }
 
 
-def make_wrapped(name: str, path: Path) -> Path:
-    """Writes a random checkpoint of a model of WRAPPED into folder `path`; returns `path`."""
-    return make_model(WRAPPED[name], path)
+def make_wrapped(name: str, path: Path, **text: object) -> Path:
+    """Writes a random checkpoint of a model of WRAPPED into folder `path`; returns `path`. `text`: overrides of `text_config`."""
+    config = copy.deepcopy(WRAPPED[name])
+    config["text_config"] |= text
+    if "out_hidden_size" in config["vision_config"]:
+        config["vision_config"]["out_hidden_size"] = config["text_config"]["hidden_size"]
+    return make_model(config, path)

@@ -9,7 +9,9 @@ from transformers.models.mistral3 import modeling_mistral3
 
 from quire_tools.plan.model_sizes import model_sizes
 from svc_common.errors import ConfigError
-from tests.support.worker.driver import Driver, new_engine
+from tests.support.quantized_files import fp8_blocks, gptq, stored_so
+from tests.support.worker import generated
+from tests.support.worker.driver import Driver, generate, make_engine, new_engine
 from tests.support.worker.rank_group import running
 from tests.support.worker.rank_runs import check_chunks
 from tests.support.wrapped_checkpoints import WRAPPED, make_wrapped
@@ -75,6 +77,20 @@ def test_ranks_and_stages(name, ranks, tmp_path):
     path, (tensor, stages) = make_wrapped(name, tmp_path / "m"), ranks
     with running(path, tensor, pipeline_parallel=stages) as group:
         check_chunks(Driver(group), path)
+
+
+@pytest.mark.parametrize(
+    "name", ["mistral3", *(pytest.param(n, marks=pytest.mark.long) for n in ("qwen3_vl", "gemma3"))]
+)
+@pytest.mark.parametrize("stored", [gptq(4, 32, sym=True), fp8_blocks((64, 64))], ids=["gptq", "fp8"])
+def test_quantized_weights(name, stored, tmp_path):
+    """Of the text, whether the tower's are quantized too: tokens are those of the values that are meant."""
+    source = make_wrapped(name, tmp_path / "source", hidden_size=128, intermediate_size=256)
+    path = stored_so(source, tmp_path / "stored", stored, keeps=("lm_head", "embed"))
+    prompt = list(range(40, 75))
+    driver = Driver(make_engine(path, dtype="float32", fuse=False))
+    generate(driver, "p", prompt, 12)
+    generated.greedy(generated.reference_model(source), prompt, 12).check(driver.tokens["p"], driver.logprobs["p"])
 
 
 def test_a_plain_model_reads_all(families):
