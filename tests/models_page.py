@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.support import checkpoints
 from tests.support.windowed_shapes import SHAPES
+from tests.support.wrapped_checkpoints import WRAPPED
 from worker_svc.model.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
@@ -42,6 +43,10 @@ _TITLES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "DeepSeek V3, R1",
     "glm4_moe_lite": "GLM-4.7-Flash",
+    "llama4_text": "Llama 4 (text)",
+    "mistral4": "Mistral Small 4",
+    "cohere2": "Command A, R7B",
+    "glm4_moe": "GLM-4.5, 4.6, 4.7",
 }
 _INTRODUCTION = """\
 # Models
@@ -60,9 +65,9 @@ quire up --model ~/Qwen3-0.6B
 A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
 Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
 When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
-causal mask or a sliding window, passed to attention or visible in the mask, and attention sinks. Keys and values that differ in
-width are cached in the wider one. Chunked attention, prefix masks, combined masks,
-masks that the model builds itself and unknown arguments of attention are refused; the error names the layer.
+causal mask, a sliding window or chunks, passed to attention or visible in the mask, and attention sinks. Keys and values that
+differ in width are cached in the wider one. Prefix masks, combined masks, masks that the model builds itself and unknown arguments
+of attention are refused; the error names the layer.
 
 ## Families
 
@@ -71,10 +76,16 @@ Tests run each family as a small checkpoint with random weights. The numbers are
 _NOTES = """\
 ## Notes
 
-* **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
-  window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
-  also has layers without a window (Gemma 2 and 3, gpt-oss), layers are divided into cache groups, each with block tables of its
-  own, so that the windowed ones keep only their windows ([below](#cache-groups)).
+* **Sliding windows and chunks.** A layer with a window, or with chunks, never reads KV before it, so those blocks can be freed and
+  reused. A model with a window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the
+  others; chunks count as windows of their size. In a model that also has layers without either (Gemma 2 and 3, gpt-oss, Llama 4),
+  layers are divided into cache groups, each with block tables of its own, so that the others keep only their windows
+  ([below](#cache-groups)).
+* **Models with image input.** The text model in
+  {wrapped}
+  is served, with tokens equal to those of the whole model's `generate` for
+  text. Vision towers and projectors are not read; the log names them. `POST /v1/chat/completions` refuses messages with image,
+  audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
@@ -271,6 +282,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
     if config.get("sliding_window"):
         mixed = isinstance(layer_types, list) and "full_attention" in layer_types
         yield "windowed and full layers" if mixed else "sliding window in every layer"
+    if config.get("attention_chunk_size"):
+        yield "chunked layers, and full ones without positions"
     if config.get("num_key_value_heads", config.get("num_attention_heads", 0)) != config.get("num_attention_heads", 0):
         yield "grouped-query attention"
     if config.get("attn_logit_softcapping"):
@@ -279,6 +292,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "custom query scale"
     if config["model_type"] == "gpt_oss":
         yield "attention sinks"
+    if any("llama_4_scaling_beta" in str(value) for value in config.values()) or config.get("attn_temperature_tuning"):
+        yield "queries scaled by position"
     if config.get("kv_lora_rank"):
         yield "keys and values from a latent vector, of different widths, cached whole"
     if experts := config.get("num_local_experts") or config.get("n_routed_experts"):
@@ -309,7 +324,7 @@ def page(checks: list[Check], refusals: list[str]) -> str:
         for i, check in enumerate(checks, start=1)
     ]
     groups = "\n".join(_groups_table())
-    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, block_size=_BLOCK_SIZE)
+    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, wrapped=_code(WRAPPED), block_size=_BLOCK_SIZE)
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
     return "\n".join(parts)
 

@@ -23,7 +23,7 @@ class CpuOperator(ctypes.Structure):
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
         *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
-        *((name, _INT) for name in ("stored", "group", "offsets", "half", "cache_group", "reserved")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half", "cache_group", "chunk")),
     ]
 
 
@@ -105,6 +105,7 @@ class _Translator:
         return CpuOperator(
             kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, cache_group=given.group,
             window=rule.sliding_window or 0, scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks),
+            chunk=rule.chunk or 0,
         )  # fmt: skip
 
     @operator.register

@@ -186,7 +186,8 @@ def test_attend(compiled, dtypes, heads, kv_heads, dim, block_size):
     spans = [(2, 0, 21), (0, 70, 90), (3, 50, 51), (1, 4, 8)]
     filled(compiled, cache, [90, 8, 21, 51], layer=1)
     batch, stream = cache.batch(spans, padding=2), random(48, width, dtype=dtype, seed=3)
-    for rule in (*RULES, AttentionRule(0.3, None, None, torch.linspace(-2.0, 4.0, heads))):
+    sinks = torch.linspace(-2.0, 4.0, heads)
+    for rule in (*RULES, AttentionRule(0.3, None, None, sinks), AttentionRule(0.3, chunk=7)):
         found = bench.run(
             [bench.moved(STREAM, HEADS), Attend(1, rule), bench.moved(ATTENDED, STREAM)], stream, cache, batch
         )
@@ -245,7 +246,8 @@ def lives(prepared, cache, streams, chunks, padding=0):
 
 def check_lives(compiled, heads, kv_heads, dim, block_size, dtype, threads, cache_dtype=None):
     """Bitwise the same in one piece, token by token, in chunks beside padding, alone, and with other threads."""
-    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 29)
+    reach = {"sliding_window": 29} if kv_heads > 1 else {"chunk": 13}
+    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, **reach)
     operators, widths = layers_of(compiled, shape, heads, dtype, rule)
     cache_dtype = cache_dtype or dtype
     prepared = compiled.decoder.prepare(Program(operators, widths, heads, shape, dtype), cache_dtype)

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ from worker_svc.model import architecture, attention, bundle, cache_groups, chec
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache_engine import CacheEngine
 from worker_svc.model.cache_groups import CacheGroups
+from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
@@ -124,7 +125,7 @@ def load(
     dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
     late = _late_weights(found, cls, device, dtype, fast)
-    memory.check_weights(found.loaded_bytes(dtype, late), device.free_bytes(), str(device.torch_device))
+    memory.check_weights(_weight_bytes(found, cls, dtype, late), device.free_bytes(), str(device.torch_device))
     # One rank might find its part, and another not: ranks must take the same steps.
     cache = None if fast is None or ranks.size > 1 else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
@@ -139,6 +140,7 @@ def load(
     loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, left_out)
     if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
+    text_half.report(loaded)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
@@ -149,8 +151,7 @@ def load(
         loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
-    groups = _groups(settings, calls, part, max_model_len)
-    model.divide_cache(groups)
+    groups = model.divide_cache(_groups(settings, calls, part, max_model_len))
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
     if fast is not None:
@@ -276,6 +277,14 @@ def _joined_model(
     # Quantized numbers of a checkpoint are found by the parameter that has them.
     is_quantized = found.reader is not None and found.reader.is_quantized
     return model, model.reduce(shard, sums, divides_head=not is_quantized)
+
+
+def _weight_bytes(
+    found: checkpoint.Checkpoint, cls: type[PreTrainedModel], dtype: torch.dtype, late: Mapping[str, tuple[int, int]]
+) -> int:
+    """Memory for the weights when they are loaded: for all of the checkpoint's, or less where not all are read."""
+    of_all, num_read = found.loaded_bytes(dtype, late), text_half.num_read(cls, found.config)
+    return of_all if num_read is None else min(of_all, dtype.itemsize * num_read)
 
 
 def _late_weights(

@@ -43,7 +43,7 @@ extern "C" struct QuireOperator {
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
-  int32_t cache_group, reserved;         // PLACE, ATTEND: of its layer, whose block tables and slots it uses
+  int32_t cache_group, chunk;            // PLACE, ATTEND: of its layer, whose block tables and slots it uses; ATTEND
 };
 
 // Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements]. `tables`, `slots`: one for each cache
@@ -292,7 +292,7 @@ class Decoder {
     const Tile& tile = group.tiles[place];
     const Queries<E> queries{buffer(op.in), size_t(step_.widths[op.in]), buffer(op.out), size_t(step_.widths[op.out])};
     const Cache<T> cache{cached(op.layer, 0), cached(op.layer, 1), shape_};
-    const Rule rule{op.scale, op.window, op.softcap, static_cast<const float*>(op.weights)};
+    const Rule rule{op.scale, op.window, op.chunk, op.softcap, static_cast<const float*>(op.weights)};
     const int first = group.by_head ? int(share % shape_.kv_heads) : 0;
     for (int head = first; head < first + heads; ++head) {
       const Chunks<T> next = next_chunks(group, queries, cache, rule, place, head, head + 1 < first + heads);

@@ -60,7 +60,7 @@ def tensors(rng: torch.Generator, dtype: torch.dtype):
 
 
 def random_case(seed: int, kernels) -> Case:
-    """Layers of one kind: with and without biases, head norms, rotation of all or a part, windows, norms behind parts."""
+    """Layers of one kind: with and without biases, head norms, rotation of all or a part, windows, chunks, norms behind parts."""
     draw, dtype = random.Random(seed), DTYPES[seed % 3]
     made = tensors(torch.Generator().manual_seed(seed), dtype)
     kv_heads, group, dim = draw.randint(1, 3), draw.choice([1, 2, 4, 5]), draw.choice([32, 64, 80, 128])
@@ -69,7 +69,8 @@ def random_case(seed: int, kernels) -> Case:
     biased, one_plus = draw.random() < 0.5, draw.random() < 0.5
     rotated = draw.choice([None, dim, dim // 2])
     has_norms, after = draw.random() < 0.5, draw.random() < 0.5
-    rule = AttentionRule(dim**-0.5, draw.choice([None, 9]), draw.choice([None, 20.0]))
+    reach = draw.choice([{}, {"sliding_window": 9}, {"chunk": 9}])
+    rule = AttentionRule(dim**-0.5, softcap=draw.choice([None, 20.0]), **reach)
     activation = draw.choice(["silu", "gelu_tanh"])
 
     def weights(columns: int, depth: int):

@@ -30,6 +30,7 @@ from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache_groups import CacheGroups
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.elsewhere import StageArrival
 from worker_svc.model.fused.operators import program_of
@@ -114,8 +115,9 @@ class FusedDecoder:
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self.uses_modules:
             return self._modules(input_ids=input_ids, **given)
-        # A multimodal model embeds tokens itself.
-        stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
+        # A multimodal model embeds tokens itself, but not where another stage has done so.
+        is_embedded = input_ids is None and not isinstance(self._embedding, StageArrival)
+        stream = given["inputs_embeds"].clone() if is_embedded else self._embedding(input_ids)
         return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
 
     def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
@@ -206,7 +208,7 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
 
 def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> FusedDecoder | None:
-    decoder: nn.Module = model.get_decoder()
+    decoder = decoder_of(model)
     found = _found(decoder, given)
     if found is None:
         return None
