@@ -58,6 +58,10 @@ class CachedSequence(Protocol):
         """True if it must not use cached blocks."""
 
     @property
+    def has_siblings(self) -> bool:
+        """True if other sequences of its group start with it, sharing the full blocks of its prompt."""
+
+    @property
     def sibling_names(self) -> Sequence[str]:
         """Names of older samples of its request outside its group; they have the same prompt."""
 

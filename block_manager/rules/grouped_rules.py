@@ -94,9 +94,14 @@ class GroupedRules(PoolRules, Generic[Rules]):
     # --- a group starts ---------------------------------------------------------------------------------------------
 
     def lookup(self, sequence: CachedSequence) -> PrefixHit:
-        """The longest prefix of which each group has cached what the next token attends to."""
+        """The longest prefix of which each group has cached what the next token attends to.
+
+        It ends in the prompt if siblings share that, since null blocks behind its end could be in their windows.
+        """
         found: dict[int, list[int | None]] = {}
-        length, before = (len(sequence.token_ids) - 1) // self.ledger.block_size, -1
+        most = len(sequence.token_ids) - 1
+        most = min(most, sequence.num_prompt_tokens) if sequence.has_siblings else most
+        length, before = most // self.ledger.block_size, -1
         while length != before:
             before = length
             for number in self._whole_first:

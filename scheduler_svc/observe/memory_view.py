@@ -22,7 +22,8 @@ def memory_report(states: Sequence[CoreState]) -> MemoryReport:
     groups = [group for request in requests for group in request.groups if not group.is_finished]
     tenants = [_tenant(states[group.worker], group) for group in groups if group.place is QueueKind.RUNNING]
     waiting = [_demand(states[group.worker], group) for group in groups if group.place is not QueueKind.RUNNING]
-    num_slots = sum(state.cache.ledger.gpu.num_usable * state.cache.ledger.block_size for state in states)
+    ledgers = [state.cache.ledger for state in states]
+    num_slots = sum(ledger.gpu.num_usable * ledger.block_size // ledger.num_groups for ledger in ledgers)
     return MemoryReport(paged(states), contiguous.place(tenants, waiting, num_slots))
 
 

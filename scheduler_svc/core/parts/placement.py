@@ -202,7 +202,7 @@ def can_hold(state: CoreState, group: Group) -> bool:
     cache = state.cache
     longest = min(len(group.request.prompt_token_ids) + group.request.stop.max_tokens, state.max_total_tokens)
     most = cache.ledger.most_blocks(longest, group.max_num_running_seqs)
-    return cache.capacity_tokens > group.outgrew and most <= cache.capacity_blocks
+    return cache.capacity_blocks > group.outgrew and most <= cache.capacity_blocks
 
 
 def may_start(state: CoreState, group: Group, num_cached: int, builder: PlanBuilder) -> bool:

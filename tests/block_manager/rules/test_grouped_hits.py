@@ -139,3 +139,32 @@ def test_samples_behind_a_hit_register_no_null_block() -> None:
         sequence.num_computed_tokens = 17
         rules.commit_sampled(sequence)
     assert rules.ledger.gpu.hash_of[0] is None and integrity.check(rules.ledger) == []
+
+
+def test_a_hit_ends_in_the_prompt_that_siblings_share() -> None:
+    """R102: the first sample knows more than the prompt; the others go on behind the prompt, where null blocks would be in
+    their windows.
+    """
+    rules, table = cached([None, 5], 24)
+    group = [KnownSequence(f"b/{i}", [*range(24), 7], 8, has_siblings=True) for i in range(2)]
+    hit = rules.lookup(group[0])
+    assert hit.block_ids == (table[0], 0, table[2], table[3]) and hit.num_tokens == 8
+    rules.admit(group, hit, 4)
+    assert held(rules, 1, "b/1") == [1, 2, 3, 4, 5, 6], "what token 8 attends to, and its own"
+    group[0].has_siblings = False
+    assert rules.lookup(group[0]).num_tokens == 24
+
+
+def test_blocks_that_results_fill_are_hits_in_all_groups() -> None:
+    """R137: registered when their tokens are known, in each group; those whose KV was not computed are dropped in each."""
+    rules = make([None, 5])
+    a = prompt("a/0", range(6))
+    start(rules, a)
+    rules.extend(a, 2)
+    a.token_ids += [6, 7]
+    a.num_computed_tokens = 8
+    assert rules.lookup(prompt("b/0", range(9))).num_tokens == 4
+    rules.commit_sampled(a)
+    assert rules.lookup(prompt("b/0", range(9))).num_tokens == 8
+    rules.retract(a, 4)
+    assert rules.lookup(prompt("b/0", range(9))).num_tokens == 4 and rules.ledger.gpu.num_prefixes == 2

@@ -107,6 +107,7 @@ class QuireLives(RuleBasedStateMachine):
 
     def _start(self, group: list[KnownSequence], *, fails: bool = False) -> None:
         first = group[0]
+        first.has_siblings = len(group) > 1
         hit = self.rules.lookup(first)
         num_tokens = len(first.token_ids) - hit.num_tokens
         if self.rules.can_admit(group, hit, num_tokens) is not AllocStatus.OK:
