@@ -42,7 +42,7 @@ class RowModel:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._rules: dict[int, AttentionRule] = {}
-        self._places: Mapping[int, LayerPlace] = {}
+        self._layer_places: Mapping[int, LayerPlace] = {}
         self._past: PackedPast | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
@@ -128,7 +128,7 @@ class RowModel:
 
     def divide_cache(self, groups: CacheGroups) -> CacheGroups:
         """Keep keys and values of the layers by `groups`, which it returns. Call it after `probe`, before `fuse` and `bind`."""
-        self._places = groups.places
+        self._layer_places = groups.places
         return groups
 
     @torch.inference_mode()
@@ -233,7 +233,7 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._places)
+        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._layer_places)
         attention.attach(self._model, self._paged)
 
     @property

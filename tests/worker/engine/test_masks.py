@@ -80,7 +80,7 @@ def test_the_trial_finds_chunks_that_are_off(tmp_path, monkeypatch):
     """A program whose chunks are one token longer is not used."""
     monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_chunked_causal_mask)
     inner = operators.Attend
-    longer = lambda layer, rule: inner(layer, replace(rule, chunk=CHUNK + 1))  # noqa: E731
+    longer = lambda layer, rule, group: inner(layer, replace(rule, chunk=CHUNK + 1), group)  # noqa: E731
     monkeypatch.setattr(operators, "Attend", longer)
     engine = new_engine(make_checkpoint("llama", tmp_path / "m", attention_chunk_size=CHUNK))
     engine.load(lambda _stage, _fraction: None)
