@@ -65,7 +65,7 @@ def _gemma(model_type: str, **extra: object) -> dict[str, object]:
     )
 
 
-def _latent(model_type: str, **extra: object) -> dict[str, object]:
+def latent(model_type: str, **extra: object) -> dict[str, object]:
     """Keys and values from one latent vector, and experts; keys have 24 elements and values 16."""
     return gated(
         model_type,
@@ -134,8 +134,8 @@ CONFIGS: dict[str, dict[str, object]] = {
         sliding_window=SLIDING_WINDOW,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "deepseek_v3": _latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
-    "glm4_moe_lite": _latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
+    "deepseek_v3": latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
+    "glm4_moe_lite": latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
     # Chunks in some layers; the others have no positions, but queries that grow with them. Experts in every second layer.
     "llama4_text": experts(
         "llama4_text",
@@ -151,7 +151,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         attn_scale=0.5,
     ),
     # Queries grow with their positions, from SCALED_FROM tokens on.
-    "mistral4": _latent(
+    "mistral4": latent(
         "mistral4",
         first_k_dense_replace=1,
         n_group=2,

@@ -12,6 +12,7 @@ from tests.support.checkpoints import (
     config_of,
     experts,
     gated,
+    latent,
     make_model,
 )
 
@@ -82,6 +83,11 @@ WRAPPED: dict[str, dict[str, Any]] = {
         gated("qwen2_5_vl_text", rope_parameters=_rotated(2, 3, 3)),
         _QWEN_TOWER | {"fullatt_block_indexes": [0]},
         **_QWEN_TOKENS,
+    ),
+    "kimi_k25": _wrapped(
+        "kimi_k25",
+        latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
+        _TOWER | {"patch_size": 14},
     ),
     "llava": _wrapped(
         "llava", gated("llama"), {"model_type": "clip_vision_model"} | _TOWER | _IMAGES, image_token_index=505

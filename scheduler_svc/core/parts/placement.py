@@ -21,7 +21,7 @@ _MOST_PASSED = 32
 _UNKNOWN_STEP_S, _UNKNOWN_TOKEN_S, _UNKNOWN_OUTPUT = 0.02, 1e-4, 64.0
 _OUTPUT_SHARE = 0.1
 """A prompt delays the first token of one behind it by all its tokens; rows that decode run beside it in the same steps."""
-_PREFIX_WEIGHT = 8.0
+_PREFIX_WEIGHT = 6.0
 """A prefix that is computed again takes its time, and blocks in which prefixes of others are cached."""
 
 
