@@ -94,7 +94,8 @@ def activation_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int:
 def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
     """What fits into the memory, and what to change if it does not."""
     if not question.on_cuda:
-        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
+        packed = sizes.tied_head_bytes + sizes.padding_bytes
+        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + packed)
     activation = activation_bytes(sizes, question)
     groups = _groups(sizes, question)
     block_bytes = memory.block_bytes(
