@@ -1,4 +1,4 @@
-"""Cache rules for models whose layers need different blocks: each cache group has its own block tables.
+"""Cache rules for models with several cache groups, each of which has its own block tables.
 
 A cache group is a set of layers with one sliding window, or with none. All groups have equally many layers, so that a
 block is equally large in each and all take their blocks from one pool, as in vLLM's hybrid KV cache manager
@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.grouped_ledger import GroupedLedger, flat
+from block_manager.rules.cache_groups import GroupedLedger, flat
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.v1_rules import V1PoolRules
@@ -202,7 +202,7 @@ class GroupedRules(PoolRules, Generic[Rules]):
 
 
 class GroupedQuireRules(GroupedRules[QuireRules], SwapNeeds):
-    """The same for Quire's rules: with swap and a watermark, whose default is that of the pool."""
+    """The same for Quire's rules: with swap and a watermark."""
 
     _group = QuireRules
 

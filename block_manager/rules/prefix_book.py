@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from block_manager.cache_rules import CachedSequence
 from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt
 from block_manager.ledger import Ledger
-from block_manager.rules.windows import NULL
+from block_manager.rules.cache_groups import NULL
 
 NEVER = 2**62
 
@@ -29,8 +29,8 @@ class PrefixBook:
     """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
 
     `rename`: mapping of token ids before hashing; None: no mapping. `chains`: hash chains by sequence, shared by
-    books of equal block sizes so that each prompt is hashed once; None: chains of its own. `group`: of several cache
-    groups whose blocks are in one pool, the number of the book's group, since equal tokens have other KV in each.
+    books of equal block sizes so that each prompt is hashed once; None: chains of its own. `group`: the number of the
+    cache group, where several have blocks in one pool: equal tokens have other KV in each.
     """
 
     def __init__(

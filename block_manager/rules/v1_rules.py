@@ -11,9 +11,9 @@ from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
+from block_manager.rules.cache_groups import NULL, longest_hit, num_behind, num_leading
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.prefix_book import PrefixBook, TableEnd
-from block_manager.rules.windows import NULL, longest_hit, num_behind, num_leading
 
 
 class V1PoolRules(PoolRules):
@@ -111,7 +111,7 @@ class V1PoolRules(PoolRules):
     def start(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """Create their tables as `admit` does, with a hit whose blocks are referenced already."""
+        """Create their tables as `admit` does, with a hit of blocks that are referenced already."""
         first, *others = sequences
         table = self.ledger.tables[first.name] = list(hit.block_ids)
         self._prefixes.open(first, len(hit.block_ids))
