@@ -123,6 +123,11 @@ class PrefixBook:
             end.num_registered = full
         return (end.num_registered + 1) * self._ledger.block_size
 
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if `register` would register a block."""
+        full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
+        return self.enabled and full > self._ends[sequence.name].num_registered
+
     def open_end(self, sequence: CachedSequence) -> TableEnd:
         """State to append blocks to its table, and to register those that it fills next."""
         end = self._ends[sequence.name]

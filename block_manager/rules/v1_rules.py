@@ -169,6 +169,8 @@ class V1PoolRules(PoolRules):
         first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
         while first and table[first - 1] != NULL:
             first -= 1
+        if first == end:
+            return
         self._pool.release(table[first:end])
         table[first:end] = [NULL] * (end - first)
 
@@ -176,6 +178,10 @@ class V1PoolRules(PoolRules):
         """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
         if sequence.name in self.ledger.tables:
             self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)
+
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if a full block among the first `num_tokens` tokens of its table is not registered yet."""
+        return self._prefixes.has_unregistered(sequence, num_tokens)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was never computed. No-op without a table."""
