@@ -108,7 +108,7 @@ class GroupedRules(PoolRules, Generic[Rules]):
             for number in self._whole_first:
                 rules = self._groups[number]
                 if number not in found:
-                    found[number] = rules.cached_blocks(sequence, length)
+                    found[number] = rules.find_blocks(sequence, length)
                 length = rules.longest_hit(found[number][:length])
         tables = [rules.shared_table(found[number][:length]) for number, rules in enumerate(self._groups)]
         return PrefixHit(tuple(flat(tables)), length * self.ledger.block_size)

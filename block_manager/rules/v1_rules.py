@@ -73,7 +73,7 @@ class V1PoolRules(PoolRules):
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
 
-    def cached_blocks(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
+    def find_blocks(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
         """For each of its first blocks, which must be full, the device block with its contents, or None. Without a
         window the list ends where the first one is missing.
         """
@@ -82,7 +82,7 @@ class V1PoolRules(PoolRules):
         return self._prefixes.find_each(sequence, num_blocks)
 
     def longest_hit(self, blocks: Sequence[int | None]) -> int:
-        """The most leading blocks that can be shared, of those that `cached_blocks` gave."""
+        """The most leading blocks that can be shared, of those that `find_blocks` gave."""
         return len(blocks) if self.window is None else longest_hit(blocks, self.window, self.ledger.block_size)
 
     def shared_table(self, blocks: Sequence[int | None]) -> list[int]:
