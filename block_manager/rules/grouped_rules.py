@@ -1,4 +1,4 @@
-"""Cache rules for models whose layers need different blocks: each cache group has its own block tables.
+"""Cache rules for models with several cache groups, each of which has its own block tables.
 
 A cache group is a set of layers with one sliding window, or with none. All groups have equally many layers, so that a
 block is equally large in each and all take their blocks from one pool, as in vLLM's hybrid KV cache manager
@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.grouped_ledger import GroupedLedger, flat
+from block_manager.rules.cache_groups import GroupedLedger, flat
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.v1_rules import V1PoolRules
@@ -34,6 +34,7 @@ class GroupedRules(PoolRules, Generic[Rules]):
         super().__init__(self._ledger, watermark_blocks)
         self._groups = list(groups)
         self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
+        self._first = self._groups[self._whole_first[0]]
         self.capacity_tokens = self._capacity_tokens()
 
     @classmethod
@@ -107,14 +108,14 @@ class GroupedRules(PoolRules, Generic[Rules]):
             for number in self._whole_first:
                 rules = self._groups[number]
                 if number not in found:
-                    found[number] = rules.cached_blocks(sequence, length)
+                    found[number] = rules.find_blocks(sequence, length)
                 length = rules.longest_hit(found[number][:length])
         tables = [rules.shared_table(found[number][:length]) for number, rules in enumerate(self._groups)]
         return PrefixHit(tuple(flat(tables)), length * self.ledger.block_size)
 
     def first_key(self, sequence: CachedSequence) -> bytes | None:
         """Key of its first block in a group without a window, if there is one: the block is cached longest there."""
-        return self._groups[self._whole_first[0]].first_key(sequence)
+        return self._first.first_key(sequence)
 
     def num_cached_tokens(self, sequence: CachedSequence) -> int:
         """Tokens of its longest cached prefix."""
@@ -156,13 +157,27 @@ class GroupedRules(PoolRules, Generic[Rules]):
 
     def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Blocks behind the ends of their tables and copies, in all groups."""
-        return sum(rules.num_to_extend(sequences, num_new_tokens) for rules in self._groups)
+        taking = [sequence for sequence in sequences if not self._stays_inside(sequence, num_new_tokens)]
+        return sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups) if taking else 0
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Allocate blocks for `num_new_tokens` more tokens in all groups. Each copies the blocks that it shares itself."""
+        if self._stays_inside(sequence, num_new_tokens + num_lookahead):
+            return Growth()
         growths = [rules.extend(sequence, num_new_tokens, num_lookahead) for rules in self._groups]
         copies = [pair for growth in growths for pair in growth.copies]
         return Growth(flat(growth.added for growth in growths), copies, bool(copies))
+
+    def _stays_inside(self, sequence: CachedSequence, num_new_tokens: int) -> bool:
+        """True if so many more output tokens fill no block and go into blocks that the sequence has for itself, in all
+        groups: they change no table. Most steps of decode do.
+        """
+        start, size, refs = sequence.num_computed_tokens, self.ledger.block_size, self._pool.refs
+        at = start // size
+        if start < sequence.num_prompt_tokens or not start % size or (start + num_new_tokens) // size != at:
+            return False
+        shared = [rules for rules in self._groups if refs[rules.ledger.tables[sequence.name][at]] > 1]
+        return not (shared or self._first.has_unregistered(sequence, start))
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """Let the child share all blocks of its parent."""
@@ -180,8 +195,10 @@ class GroupedRules(PoolRules, Generic[Rules]):
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full."""
-        for rules in self._groups:
-            rules.commit_sampled(sequence)
+        num_tokens = sequence.num_computed_tokens - sequence.num_placeholders
+        if sequence.name in self._first.ledger.tables and self._first.has_unregistered(sequence, num_tokens):
+            for rules in self._groups:
+                rules.commit_sampled(sequence)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was never computed."""
@@ -202,7 +219,7 @@ class GroupedRules(PoolRules, Generic[Rules]):
 
 
 class GroupedQuireRules(GroupedRules[QuireRules], SwapNeeds):
-    """The same for Quire's rules: with swap and a watermark, whose default is that of the pool."""
+    """The same for Quire's rules: with swap and a watermark."""
 
     _group = QuireRules
 

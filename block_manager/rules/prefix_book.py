@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from block_manager.cache_rules import CachedSequence
 from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt
 from block_manager.ledger import Ledger
-from block_manager.rules.windows import NULL
+from block_manager.rules.cache_groups import NULL
 
 NEVER = 2**62
 
@@ -29,8 +29,8 @@ class PrefixBook:
     """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
 
     `rename`: mapping of token ids before hashing; None: no mapping. `chains`: hash chains by sequence, shared by
-    books of equal block sizes so that each prompt is hashed once; None: chains of its own. `group`: of several cache
-    groups whose blocks are in one pool, the number of the book's group, since equal tokens have other KV in each.
+    books of equal block sizes so that each prompt is hashed once; None: chains of its own. `group`: the number of the
+    cache group, where several have blocks in one pool: equal tokens have other KV in each.
     """
 
     def __init__(
@@ -122,6 +122,11 @@ class PrefixBook:
             self._ledger.gpu.register_all(end.table[first:full], self._keys(sequence, first, full))
             end.num_registered = full
         return (end.num_registered + 1) * self._ledger.block_size
+
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if `register` would register a block."""
+        full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
+        return self.enabled and full > self._ends[sequence.name].num_registered
 
     def open_end(self, sequence: CachedSequence) -> TableEnd:
         """State to append blocks to its table, and to register those that it fills next."""

@@ -7,9 +7,9 @@ from typing import Any, Self
 from block_manager.cache_rules import AllocStatus, CachedSequence, Pair
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
+from block_manager.rules.cache_groups import NULL, num_leading
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.v1_rules import V1PoolRules
-from block_manager.rules.windows import NULL, num_leading
 
 _WATERMARK = 0.01
 _NOWHERE = -1

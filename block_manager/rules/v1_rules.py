@@ -11,9 +11,9 @@ from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
+from block_manager.rules.cache_groups import NULL, longest_hit, num_behind, num_leading
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.prefix_book import PrefixBook, TableEnd
-from block_manager.rules.windows import NULL, longest_hit, num_behind, num_leading
 
 
 class V1PoolRules(PoolRules):
@@ -73,7 +73,7 @@ class V1PoolRules(PoolRules):
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
 
-    def cached_blocks(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
+    def find_blocks(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
         """For each of its first blocks, which must be full, the device block with its contents, or None. Without a
         window the list ends where the first one is missing.
         """
@@ -82,7 +82,7 @@ class V1PoolRules(PoolRules):
         return self._prefixes.find_each(sequence, num_blocks)
 
     def longest_hit(self, blocks: Sequence[int | None]) -> int:
-        """The most leading blocks that can be shared, of those that `cached_blocks` gave."""
+        """The most leading blocks that can be shared, of those that `find_blocks` gave."""
         return len(blocks) if self.window is None else longest_hit(blocks, self.window, self.ledger.block_size)
 
     def shared_table(self, blocks: Sequence[int | None]) -> list[int]:
@@ -111,7 +111,7 @@ class V1PoolRules(PoolRules):
     def start(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
-        """Create their tables as `admit` does, with a hit whose blocks are referenced already."""
+        """Create their tables as `admit` does, with a hit of blocks that are referenced already."""
         first, *others = sequences
         table = self.ledger.tables[first.name] = list(hit.block_ids)
         self._prefixes.open(first, len(hit.block_ids))
@@ -169,6 +169,8 @@ class V1PoolRules(PoolRules):
         first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
         while first and table[first - 1] != NULL:
             first -= 1
+        if first == end:
+            return
         self._pool.release(table[first:end])
         table[first:end] = [NULL] * (end - first)
 
@@ -176,6 +178,10 @@ class V1PoolRules(PoolRules):
         """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
         if sequence.name in self.ledger.tables:
             self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)
+
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if a full block among the first `num_tokens` tokens of its table is not registered yet."""
+        return self._prefixes.has_unregistered(sequence, num_tokens)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was never computed. No-op without a table."""

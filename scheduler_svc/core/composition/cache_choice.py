@@ -56,7 +56,10 @@ def _of_groups(spec: PolicySpec, limits: CoreLimits) -> dict[str, Any]:
 
 
 def _num_ahead_tokens(spec: PolicySpec, limits: CoreLimits) -> int:
-    """Tokens of a sequence behind the first one of the last step whose result is known: that step, and all in flight."""
+    """Tokens of a sequence that are not known to be computed when blocks behind windows were freed last, and those of the
+    step that is planned: of all steps in flight, and of the one that returned last, in which blocks are freed up to its
+    first token. Of the limits at start: a service never raises the token budget above them.
+    """
     num_steps = 1 + spec.async_output + spec.batch_queue
     return num_steps * (limits.max_num_batched_tokens + spec.num_lookahead_slots)
 

@@ -8,9 +8,9 @@ import pytest
 
 from block_manager import integrity
 from block_manager.cache_rules import PrefixHit
+from block_manager.rules.cache_groups import longest_hit
 from block_manager.rules.grouped_rules import GroupedRules
 from block_manager.rules.v1_rules import V1PoolRules
-from block_manager.rules.windows import longest_hit
 from tests.block_manager.rules.test_grouped_rules import SIZE, Windows, held, make
 from tests.support.core.sequences import KnownSequence, prompt, start
 

@@ -1,10 +1,46 @@
-"""The ledger of a model with several cache groups: their tables as one, whose positions have a block id for each group."""
+"""Cache groups: which blocks the tokens of a sliding window need, and the ledger of several groups as one.
+
+A token attends to itself and the `window` - 1 tokens before it. Blocks behind the windows of all tokens to come are
+freed; the null block stands for them in the block table.
+"""
 
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 
 from block_manager.ledger import Ledger
-from block_manager.rules.windows import most_held
+
+NULL = 0
+"""The null block, never allocated; it stands in tables for blocks behind a sliding window."""
+
+
+def num_leading(block: int, table: list[int]) -> int:
+    """Number of leading entries of a table that are that block."""
+    return next((i for i, found in enumerate(table) if found != block), len(table))
+
+
+def num_behind(num_tokens: int, window: int, block_size: int) -> int:
+    """Leading blocks that no token behind the first `num_tokens` attends to."""
+    return max(0, num_tokens - window + 1) // block_size
+
+
+def most_held(window: int, num_ahead_tokens: int, block_size: int) -> int:
+    """The most blocks that a sequence holds of a window: those from the window of some token on, the last one that blocks
+    were freed for, up to the end of the table at most `num_ahead_tokens` behind that.
+    """
+    return -(-(window + num_ahead_tokens - 2) // block_size) + 1
+
+
+def longest_hit(blocks: Sequence[int | None], window: int, block_size: int) -> int:
+    """The most leading blocks that can be shared, if for each the cached block is given, or None.
+
+    Behind n blocks the next token attends to the last ones of them only; n are shared where those are cached.
+    """
+    num_needed, run = -(-(window - 1) // block_size), 0
+    for at in range(len(blocks), 0, -1):
+        if run == num_needed:
+            return at + run
+        run = 0 if blocks[at - 1] is None else run + 1
+    return run
 
 
 def flat(of_groups: Iterable[Sequence[int]]) -> list[int]:
@@ -22,8 +58,8 @@ class FlatTables(ChainMap[str, list[int]]):
 class GroupedLedger(Ledger):
     """The ledgers of all groups as one: common pools, flat tables.
 
-    `windows`: of each group the sliding window in tokens, None = the whole sequence. `num_ahead_tokens`: the most tokens
-    of a sequence behind the token by whose window blocks were freed last.
+    `windows`: of each group the sliding window in tokens, None = the whole sequence. `num_ahead_tokens`: as in
+    `most_held`.
     """
 
     def __init__(self, groups: Sequence[Ledger], windows: Sequence[int | None], num_ahead_tokens: int) -> None:
