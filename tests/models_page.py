@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support import checkpoints
 from tests.support.windowed_shapes import SHAPES
 from tests.support.wrapped_checkpoints import WRAPPED
-from worker_svc.model.cache_groups import groups_of
+from worker_svc.model.cache.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]

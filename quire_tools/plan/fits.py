@@ -10,7 +10,7 @@ from quire_tools.plan.model_sizes import ModelSizes
 from svc_common.errors import ConfigError
 from worker_svc.device.swaps import staging_bytes
 from worker_svc.model import memory
-from worker_svc.model.cache_groups import CacheGroups, groups_of, one_group
+from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
 
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
 """Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""

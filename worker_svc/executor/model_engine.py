@@ -28,7 +28,7 @@ from worker_svc.executor.step_runner import StepRunner
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
 from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable

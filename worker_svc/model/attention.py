@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
 from worker_svc.model import masks
-from worker_svc.model.cache_groups import LayerPlace
+from worker_svc.model.cache.cache_groups import LayerPlace
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"

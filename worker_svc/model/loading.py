@@ -28,10 +28,11 @@ from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.device.devices import HOST, Device
 from worker_svc.engine import Progress
-from worker_svc.model import architecture, attention, bundle, cache_groups, checkpoint, memory, packed_cache, rotary
+from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
 from worker_svc.model.attention import LayerCall
-from worker_svc.model.cache_engine import CacheEngine
-from worker_svc.model.cache_groups import CacheGroups
+from worker_svc.model.cache import cache_groups
+from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_groups import CacheGroups
 from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError
-from worker_svc.model.cache_groups import CacheGroups, one_group
+from worker_svc.model.cache.cache_groups import CacheGroups, one_group
 
 MIB = 2**20
 GIB = 2**30

@@ -43,7 +43,7 @@ extern "C" struct QuireOperator {
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
-  int32_t cache_group, chunk;            // PLACE, ATTEND: of its layer, whose block tables and slots it uses; ATTEND
+  int32_t cache_group, chunk;            // PLACE, ATTEND: the layer's, for block tables and slots; ATTEND
 };
 
 // Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements]. `tables`, `slots`: one for each cache

@@ -21,7 +21,7 @@ from tests.worker.engine.families import Family, prompts_of
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.input_batch import model_inputs

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.support.windowed_shapes import SHAPES
-from worker_svc.model.cache_groups import FULL, CacheGroups, groups_of, one_group
+from worker_svc.model.cache.cache_groups import FULL, CacheGroups, groups_of, one_group
 
 BLOCK_SIZE = 16
 LONGEST = 32_768

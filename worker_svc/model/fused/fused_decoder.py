@@ -29,7 +29,7 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
-from worker_svc.model.cache_groups import CacheGroups
+from worker_svc.model.cache.cache_groups import CacheGroups
 from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.elsewhere import StageArrival

@@ -27,7 +27,7 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
-from worker_svc.model.cache_groups import LayerPlace
+from worker_svc.model.cache.cache_groups import LayerPlace
 from worker_svc.model.fused.behaviour import NormForm
 from worker_svc.model.fused.packed_linear import (
     PackedLinear,
