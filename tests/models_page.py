@@ -126,7 +126,7 @@ weights in float32. With `--no-fuse`, and on a CPU with `--dtype float16`, all a
 | `compressed-tensors`: `float-quantized`, `mxfp8-quantized` | FP8; per tensor, channel, group, block | |
 | `compressed-tensors`: `mxfp4-pack-quantized`, `nvfp4-pack-quantized` | yes, in 8 bits | |
 | `awq`, version `gemm` | 4 bits with zero points | |
-| `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`, whose groups follow activations |
+| `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`: their groups follow activations |
 | `fp8`, one scale per block or per matrix (`weight_scale_inv`; per matrix also `weight_scale`) | yes | |
 | `mxfp4` (fused experts), `bitsandbytes`, `modelopt`, others | refused with `QUANTIZATION_UNSUPPORTED` | |
 
@@ -258,7 +258,7 @@ def collect(root: Path = ROOT) -> list[Check]:
 
 
 def refused(source: str) -> list[str]:
-    """Model types whose refusal is tested: the keys of REFUSED."""
+    """Model types that a test sees refused: the keys of REFUSED."""
     for node in ast.parse(source).body:
         if (
             isinstance(node, ast.Assign)

@@ -214,7 +214,7 @@ def _opened(
 
 
 def _groups(settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int) -> CacheGroups:
-    """The cache groups of the layers; one with several stages, whose layers share block tables."""
+    """The cache groups of the layers; one with several stages: their layers share block tables."""
     if part.count > 1 or not settings.cache_groups:
         return cache_groups.one_group([call.layer for call in calls])
     windows = {call.layer: call.window for call in calls}
