@@ -58,6 +58,10 @@ class CachedSequence(Protocol):
         """True if it must not use cached blocks."""
 
     @property
+    def has_siblings(self) -> bool:
+        """True if other sequences of its group start with it, sharing the full blocks of its prompt."""
+
+    @property
     def sibling_names(self) -> Sequence[str]:
         """Names of older samples of its request outside its group; they have the same prompt."""
 
@@ -72,7 +76,11 @@ class AllocStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Blocks of the longest cached prefix, in logical order, and the number of tokens they hold."""
+    """Blocks of the longest cached prefix, in logical order, and the number of tokens they hold.
+
+    As in block tables, there is one block for each cache group at each position, and null blocks stand for those behind
+    a sliding window.
+    """
 
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
@@ -101,7 +109,7 @@ class CacheRules(Protocol):
 
     @property
     def device_pool(self) -> "DevicePool | None":
-        """These rules themselves, if they can account for single device blocks; else None."""
+        """These rules themselves, if they can report exact needs; else None."""
 
     watermark_blocks: int
     """Device blocks that stay free when a group starts or is swapped in; 0 = none."""
@@ -113,6 +121,10 @@ class CacheRules(Protocol):
     @property
     def num_free_cpu(self) -> int:
         """Free host blocks."""
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Device blocks that sequences can use."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -217,10 +229,27 @@ class CacheRules(Protocol):
 
 
 class DevicePool(CacheRules, Protocol):
-    """Cache rules that report exact needs, and count, append, register and free single device blocks."""
+    """Cache rules that report exact needs, and free the blocks behind sliding windows."""
+
+    @property
+    def fast_pool(self) -> "FastPool | None":
+        """These rules themselves, if they can append and register single device blocks (fast decode); else None."""
+
+    @property
+    def has_windows(self) -> bool:
+        """True if `free_out_of_window` frees blocks."""
 
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared blocks included."""
+
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
+        computed.
+        """
+
+
+class FastPool(DevicePool, Protocol):
+    """Cache rules that count, append and register single device blocks."""
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
@@ -235,8 +264,3 @@ class DevicePool(CacheRules, Protocol):
 
     def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
         """Register the next block of each table, filled with `data`: little-endian int32 [ends, block_size]."""
-
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
-        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
-        computed.
-        """

@@ -17,7 +17,14 @@ class PoolReport:
 
 
 class Ledger:
-    """Owner of the pools and tables. Only cache rules modify it; tables hold device block ids in logical order."""
+    """Owner of the pools and tables. Only cache rules modify it; tables hold device block ids in logical order.
+
+    `num_groups`: block ids for each position of a table (`GroupedLedger`). `windows`: of the cache groups that have
+    one, in tokens; a model with one group has none here.
+    """
+
+    num_groups = 1
+    windows: tuple[int, ...] = ()
 
     def __init__(self, block_size: int, gpu: BlockPool, cpu: BlockPool) -> None:
         self.block_size = block_size
@@ -37,6 +44,27 @@ class Ledger:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks needed for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def most_blocks(self, num_tokens: int, num_sequences: int = 1) -> int:
+        """Blocks that suffice for so many sequences of one request, each of at most `num_tokens` tokens."""
+        return self.blocks_for(num_tokens) * num_sequences
+
+    def room(self, name: str) -> int:
+        """Tokens that the sequence's device table has slots for; 0 without one."""
+        return len(self.tables.get(name, ())) // self.num_groups * self.block_size
+
+    def blocks_behind(self, name: str, num_tokens: int) -> list[int]:
+        """Blocks of the sequence's device table that hold tokens behind the first `num_tokens`."""
+        return self.tables.get(name, [])[num_tokens // self.block_size * self.num_groups :]
+
+    def num_shared_tokens(self, name: str) -> int:
+        """Tokens in the leading blocks of a device table that other tables contain too."""
+        refs, table, step = self.gpu.refs, self.tables.get(name, ()), self.num_groups
+        for at in range(0, len(table), step):
+            counts = [refs[block] for block in table[at : at + step]]
+            if 1 in counts or not any(counts):
+                return at // step * self.block_size
+        return len(table) // step * self.block_size
 
     def parts(self) -> Sequence["Ledger"]:
         """Ledgers that each must balance: itself, or one per device."""

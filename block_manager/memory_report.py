@@ -69,9 +69,14 @@ class MemoryReport:
 
 
 def paged_memory(
-    sequences: Iterable[HeldSequence], block_size: int, *, placeholders: Collection[Hashable] = ()
+    sequences: Iterable[HeldSequence],
+    block_size: int,
+    *,
+    placeholders: Collection[Hashable] = (),
+    num_groups: int = 1,
 ) -> PagedMemory:
     """Count the tables. `placeholders`: placeholders without cost, such as the null block of a sliding window.
+    `num_groups`: blocks at each position of a table; each has slots for the same tokens.
 
     A block that occurs twice in a table counts once.
     """
@@ -83,10 +88,10 @@ def paged_memory(
         if not sequence.blocks:
             continue
         own = set(sequence.blocks) - free_of_cost
-        room = len(sequence.blocks) * block_size
+        room = len(sequence.blocks) // num_groups * block_size
         waste = max(0, room - sequence.num_tokens)
-        last = sequence.blocks[-1]
-        last_blocks[last] = min(waste, last_blocks.get(last, waste))
+        for last in sequence.blocks[-num_groups:]:
+            last_blocks[last] = min(waste, last_blocks.get(last, waste))
         distinct |= own
         num_logical += len(own)
         num_tokens += min(sequence.num_tokens, room)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import checkpoints
+from tests.support.windowed_shapes import SHAPES
+from tests.support.wrapped_checkpoints import WRAPPED
+from worker_svc.model.cache.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +43,10 @@ _TITLES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v3": "DeepSeek V3, R1",
     "glm4_moe_lite": "GLM-4.7-Flash",
+    "llama4_text": "Llama 4 (text)",
+    "mistral4": "Mistral Small 4",
+    "cohere2": "Command A, R7B",
+    "glm4_moe": "GLM-4.5, 4.6, 4.7",
 }
 _INTRODUCTION = """\
 # Models
@@ -58,9 +65,9 @@ quire up --model ~/Qwen3-0.6B
 A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
 Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
 When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
-causal mask or a sliding window, passed to attention or visible in the mask, and attention sinks. Keys and values that differ in
-width are cached in the wider one. Chunked attention, prefix masks, combined masks,
-masks that the model builds itself and unknown arguments of attention are refused; the error names the layer.
+causal mask, a sliding window or chunks, passed to attention or visible in the mask, and attention sinks. Keys and values that
+differ in width are cached in the wider one. Prefix masks, combined masks, masks that the model builds itself and unknown arguments
+of attention are refused; the error names the layer.
 
 ## Families
 
@@ -69,9 +76,16 @@ Tests run each family as a small checkpoint with random weights. The numbers are
 _NOTES = """\
 ## Notes
 
-* **Sliding windows.** A layer with a window never reads KV before it, so those blocks can be freed and reused. A model with a
-  window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the others. In a model that
-  also has layers without a window, all blocks are kept.
+* **Sliding windows and chunks.** A layer with a window, or with chunks, never reads KV before it, so those blocks can be freed and
+  reused. A model with a window in every layer needs window / block size + 2 blocks per sequence, under cache rules that free the
+  others; chunks count as windows of their size. In a model that also has layers without either (Gemma 2 and 3, gpt-oss, Llama 4),
+  layers are divided into cache groups, each with block tables of its own, so that the others keep only their windows
+  ([below](#cache-groups)).
+* **Models with image input.** The text model in
+  {wrapped}
+  is served, with tokens equal to those of the whole model's `generate` for
+  text. Vision towers and projectors are not read; the log names them. `POST /v1/chat/completions` refuses messages with image,
+  audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
 * **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
@@ -84,6 +98,18 @@ _NOTES = """\
   Keys and values are rounded when they are stored; `auto` is the type that the model computes in.
   [`int8` and `fp8`](performance.md#kv-caches-of-8-bits) have a scale for each token and kv head; scales that a checkpoint has
   for its KV cache (`k_scale`, `v_scale`, `kv_cache_scheme`) are not needed and not used.
+
+## Cache groups
+
+Layers with the same window form cache groups of equally many layers, and all groups take blocks from one pool. So many times the
+requests fit into the same memory as with one block table for all layers, by the tokens of a request (blocks of {block_size}):
+
+{groups}
+
+`quire plan` says what fits for a model here. Policies of vLLM 2023 and 0.6.3 know one block table: start the worker with
+`--no-cache-groups` for them, which keeps all blocks. Several stages (`--pipeline-parallel`) have one table too. Sequences of models
+with windows do not move between workers; they are computed again. A prefix is a hit where the blocks within its windows are still
+cached.
 
 ## Quantized weights
 
@@ -100,7 +126,7 @@ weights in float32. With `--no-fuse`, and on a CPU with `--dtype float16`, all a
 | `compressed-tensors`: `float-quantized`, `mxfp8-quantized` | FP8; per tensor, channel, group, block | |
 | `compressed-tensors`: `mxfp4-pack-quantized`, `nvfp4-pack-quantized` | yes, in 8 bits | |
 | `awq`, version `gemm` | 4 bits with zero points | |
-| `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`, whose groups follow activations |
+| `gptq`, formats `gptq` and `gptq_v2` | 4 and 8 bits | matrices with `desc_act`: their groups follow activations |
 | `fp8`, one scale per block or per matrix (`weight_scale_inv`; per matrix also `weight_scale`) | yes | |
 | `mxfp4` (fused experts), `bitsandbytes`, `modelopt`, others | refused with `QUANTIZATION_UNSUPPORTED` | |
 
@@ -119,6 +145,7 @@ Fields of `quantization_config` that are not known, with a value that is not emp
 types or shapes do not fit the configuration, and `--quantization` beside integers. Instead of a checkpoint that is refused, use
 the model's unquantized checkpoint, or one of the formats above.
 """
+_BLOCK_SIZE, _LENGTHS = 16, (1_000, 2_000, 8_000, 32_768)
 _LEGEND = """\
 `yes`: in `make test`; `long`: in `make test-long` only.
 """
@@ -128,6 +155,18 @@ _REFUSED = """\
 Encoders, and models that mix tokens other than by attention through that interface, are refused when loaded; the error names the
 module. Tested: {types}, `t5`.
 """
+
+
+def _groups_table() -> Iterator[str]:
+    """Requests that fit at once in cache groups, as a multiple of those with one block table, by model and length."""
+    yield "| shape | cache groups | " + " | ".join(f"{length:,}" for length in _LENGTHS) + " |"
+    yield "|---" * (2 + len(_LENGTHS)) + "|"
+    for name, windows in SHAPES.items():
+        groups = groups_of(windows, _BLOCK_SIZE, _LENGTHS[-1])
+        held = [groups.num_blocks(length, _BLOCK_SIZE) * groups.num_layers for length in _LENGTHS]
+        ratios = [-(-length // _BLOCK_SIZE) * len(windows) / n for length, n in zip(_LENGTHS, held, strict=True)]
+        shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        yield f"| {name} | {len(groups.windows)} of {groups.num_layers} layers | {shown} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +258,7 @@ def collect(root: Path = ROOT) -> list[Check]:
 
 
 def refused(source: str) -> list[str]:
-    """Model types whose refusal is tested: the keys of REFUSED."""
+    """Model types that a test sees refused: the keys of REFUSED."""
     for node in ast.parse(source).body:
         if (
             isinstance(node, ast.Assign)
@@ -243,6 +282,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
     if config.get("sliding_window"):
         mixed = isinstance(layer_types, list) and "full_attention" in layer_types
         yield "windowed and full layers" if mixed else "sliding window in every layer"
+    if config.get("attention_chunk_size"):
+        yield "chunked layers, and full ones without positions"
     if config.get("num_key_value_heads", config.get("num_attention_heads", 0)) != config.get("num_attention_heads", 0):
         yield "grouped-query attention"
     if config.get("attn_logit_softcapping"):
@@ -251,6 +292,8 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "custom query scale"
     if config["model_type"] == "gpt_oss":
         yield "attention sinks"
+    if any("llama_4_scaling_beta" in str(value) for value in config.values()) or config.get("attn_temperature_tuning"):
+        yield "queries scaled by position"
     if config.get("kv_lora_rank"):
         yield "keys and values from a latent vector, of different widths, cached whole"
     if experts := config.get("num_local_experts") or config.get("n_routed_experts"):
@@ -280,7 +323,8 @@ def page(checks: list[Check], refusals: list[str]) -> str:
         f"{i}. {check.words} ([{check.path.removeprefix('tests/')}::{check.name}](../{check.path}))"
         for i, check in enumerate(checks, start=1)
     ]
-    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES))
+    groups = "\n".join(_groups_table())
+    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, wrapped=_code(WRAPPED), block_size=_BLOCK_SIZE)
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
     return "\n".join(parts)
 

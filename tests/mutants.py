@@ -73,7 +73,12 @@ MUTANTS = (
         "\n",
         "tests/core/policies/mixed/test_quire_preemption.py",
     ),
-    Mutant("peak-half-blocks", f"{CORE}/parts/admission_forecast.py", "half_full = width / 2", "half_full = 0 * width"),
+    Mutant(
+        "peak-half-blocks",
+        f"{CORE}/parts/admission_forecast.py",
+        "half_full = tables.num_groups * width / 2",
+        "half_full = 0 * width",
+    ),
     Mutant(
         "peak-freed-blocks",
         f"{CORE}/parts/admission_forecast.py",

@@ -85,6 +85,9 @@ class WorkerSettings(ShellSettings):
     kv_cache_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     """Memory of the KV cache: 512MiB, 2GiB or bytes. Default: on CPU 512MiB unless less is free, on CUDA by
     --gpu-memory-utilization."""
+    cache_groups: bool = True
+    """Block tables of their own for layers with a sliding window, whose old blocks are freed. Off: one table for all layers,
+    for policies that know no other."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     """Kernels: auto, reference, cpu or cuda."""
     attention_backend: str = "auto"

@@ -23,7 +23,7 @@ from paged_kernels.gpu.library_backend import LibraryBackend
 from paged_kernels.registry import ATTENTION_BACKENDS, make_attention_backend
 from svc_common.errors import ConfigError
 from worker_svc.device.devices import Device
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 
 _COLD_BYTES = 256 << 20
 _DTYPE = torch.bfloat16

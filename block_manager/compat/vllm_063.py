@@ -103,10 +103,15 @@ class Vllm063Rules:
         return self.ledger.cpu.num_free
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens of the longest sequence that could be admitted alone, without the null block of a sliding window."""
+    def capacity_blocks(self) -> int:
+        """Blocks that a group could be admitted with alone, without the null block of a sliding window."""
         null = int(self._window is not None)
-        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks - null) * self.ledger.block_size
+        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks - null)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest sequence that could be admitted alone."""
+        return self.capacity_blocks * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:

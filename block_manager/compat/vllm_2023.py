@@ -85,9 +85,14 @@ class Vllm2023Rules:
         return self.ledger.cpu.num_free
 
     @property
+    def capacity_blocks(self) -> int:
+        """Blocks that a group could be admitted with alone."""
+        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks)
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens of the longest sequence that could be admitted alone."""
-        return max(0, self.ledger.gpu.num_blocks - self.watermark_blocks) * self.ledger.block_size
+        return self.capacity_blocks * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ class NoBlocks:
 
     def __init__(self, *, max_model_len: int) -> None:
         self.ledger = Ledger(1, BlockPool(0), BlockPool(0))
-        self.capacity_tokens = max_model_len
+        self.capacity_blocks = self.capacity_tokens = max_model_len
 
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """No-op."""

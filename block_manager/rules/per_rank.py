@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
+from block_manager.rules.grouped_rules import GroupedRules
 from block_manager.rules.v1_rules import V1PoolRules
+
+RankRules = V1PoolRules | GroupedRules[V1PoolRules]
 
 
 class PerRankLedger(Ledger):
@@ -19,8 +22,17 @@ class PerRankLedger(Ledger):
     def __init__(self, ranks: list[Ledger]) -> None:
         super().__init__(ranks[0].block_size, ranks[0].gpu, ranks[0].cpu)
         self.ranks = ranks
+        self.num_groups, self.windows = ranks[0].num_groups, ranks[0].windows
         self.tables = ChainMap(*[ledger.tables for ledger in ranks])
         self.host_tables = ChainMap(*[ledger.host_tables for ledger in ranks])
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks needed for `num_tokens` tokens on a rank."""
+        return self.ranks[0].blocks_for(num_tokens)
+
+    def most_blocks(self, num_tokens: int, num_sequences: int = 1) -> int:
+        """Blocks that suffice for so many sequences of one request on a rank."""
+        return self.ranks[0].most_blocks(num_tokens, num_sequences)
 
     def parts(self) -> list[Ledger]:
         """The ledgers, one per rank."""
@@ -55,9 +67,9 @@ class PerRankRules:
 
     device_pool = None
 
-    def __init__(self, ranks: list[V1PoolRules]) -> None:
+    def __init__(self, ranks: Sequence[RankRules]) -> None:
         self.watermark_blocks = 0
-        self._ranks = ranks
+        self._ranks = list(ranks)
         self.ledger: Ledger = PerRankLedger([rules.ledger for rules in ranks])
 
     @property
@@ -71,14 +83,19 @@ class PerRankRules:
         return sum(rules.num_free_cpu for rules in self._ranks)
 
     @property
+    def capacity_blocks(self) -> int:
+        """Blocks that sequences of one rank can use."""
+        return self._ranks[0].capacity_blocks
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens of a sequence that has a rank to itself."""
         return self._ranks[0].capacity_tokens
 
     @property
-    def num_usable_of_rank(self) -> int:
-        """Blocks that sequences of one rank can use."""
-        return self._ranks[0].ledger.gpu.num_usable
+    def has_windows(self) -> bool:
+        """True if `free_out_of_window` frees blocks."""
+        return self._ranks[0].has_windows
 
     @property
     def hits(self) -> tuple[int, int]:
@@ -170,9 +187,9 @@ class PerRankRules:
         """Leading blocks common to all tables; the sequences are of one rank."""
         return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Free blocks outside the sliding window; see `V1PoolRules.free_out_of_window`."""
-        self._of(sequence).free_out_of_window(sequence, num_tokens, window)
+        self._of(sequence).free_out_of_window(sequence, num_tokens)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register full blocks on its rank."""
@@ -224,7 +241,7 @@ class PerRankRules:
         self.reset_prefixes()
         return True
 
-    def _of(self, sequence: CachedSequence) -> V1PoolRules:
+    def _of(self, sequence: CachedSequence) -> RankRules:
         return self._ranks[sequence.lane or 0]
 
 

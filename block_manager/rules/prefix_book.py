@@ -1,20 +1,14 @@
 """Prefixes held by device blocks of live tables: registration of blocks that a step fills, and prefix lookup."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
 from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt
 from block_manager.ledger import Ledger
+from block_manager.rules.cache_groups import NULL
 
 NEVER = 2**62
-NULL = 0
-"""The null block, never allocated; it stands in tables for blocks behind a sliding window."""
-
-
-def num_leading(block: int, table: list[int]) -> int:
-    """Number of leading entries of a table that are that block."""
-    return next((i for i, found in enumerate(table) if found != block), len(table))
 
 
 @dataclass(slots=True)
@@ -35,7 +29,8 @@ class PrefixBook:
     """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
 
     `rename`: mapping of token ids before hashing; None: no mapping. `chains`: hash chains by sequence, shared by
-    books of equal block sizes so that each prompt is hashed once; None: chains of its own.
+    books of equal block sizes so that each prompt is hashed once; None: chains of its own. `group`: the number of the
+    cache group, where several have blocks in one pool: equal tokens have other KV in each.
     """
 
     def __init__(
@@ -45,8 +40,10 @@ class PrefixBook:
         enabled: bool,
         rename: HashRename | None = None,
         chains: dict[str, HashChain] | None = None,
+        group: int | None = None,
     ) -> None:
         self.enabled = enabled
+        self._mark = b"" if group is None else group.to_bytes(2, "little")
         self._rename = rename
         self.num_lookups = 0
         self.num_hits = 0
@@ -59,14 +56,14 @@ class PrefixBook:
         most = (len(sequence.token_ids) - 1) // self._ledger.block_size
         known: list[int] = []
         if self.enabled and not sequence.no_cache_reuse:
-            known = self._ledger.gpu.find_run(self._hashes(sequence, most)[:most])
+            known = self._ledger.gpu.find_run(self._keys(sequence, 0, most))
         return max(known, self._of_siblings(sequence, most), key=len) if sequence.sibling_names else known
 
     def first_hash(self, sequence: CachedSequence) -> bytes | None:
         """Hash of its first block; None if that is not full, or nothing cached is used."""
         if not self.enabled or sequence.no_cache_reuse or len(sequence.token_ids) <= self._ledger.block_size:
             return None
-        return self._hashes(sequence, 1)[0]
+        return self._keys(sequence, 0, 1)[0]
 
     def find_all(self, sequence: CachedSequence, num_tokens: int) -> list[int | None]:
         """For each full block among the first `num_tokens` tokens the device block that caches the same contents,
@@ -75,7 +72,18 @@ class PrefixBook:
         if not self.enabled or sequence.no_cache_reuse:
             return []
         full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
-        return [self._ledger.gpu.lookup(block_hash) for block_hash in self._hashes(sequence, full)[:full]]
+        return [self._ledger.gpu.lookup(key) for key in self._keys(sequence, 0, full)]
+
+    def find_each(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
+        """For each of its first blocks, which must be full, a device block with its contents: a registered one, or an
+        older sample's; None if there is none.
+        """
+        found = self.find_all(sequence, num_blocks * self._ledger.block_size) or [None] * num_blocks
+        for table in self._tables_of_siblings(sequence, num_blocks):
+            for at, block in enumerate(table):
+                if found[at] is None and block != NULL:
+                    found[at] = block
+        return found
 
     def open(self, sequence: CachedSequence, num_cached_blocks: int) -> None:
         """Start tracking a new table; its first blocks are cached or null."""
@@ -111,9 +119,14 @@ class PrefixBook:
         end = self._ends[sequence.name]
         first = end.num_registered
         if full > first:
-            self._ledger.gpu.register_all(end.table[first:full], self._hashes(sequence, full)[first:full])
+            self._ledger.gpu.register_all(end.table[first:full], self._keys(sequence, first, full))
             end.num_registered = full
         return (end.num_registered + 1) * self._ledger.block_size
+
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if `register` would register a block."""
+        full = min(num_tokens, len(sequence.token_ids)) // self._ledger.block_size
+        return self.enabled and full > self._ends[sequence.name].num_registered
 
     def open_end(self, sequence: CachedSequence) -> TableEnd:
         """State to append blocks to its table, and to register those that it fills next."""
@@ -163,13 +176,20 @@ class PrefixBook:
             chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt, self._rename)
         return chain.upto(sequence.token_ids, num_blocks)
 
+    def _keys(self, sequence: CachedSequence, first: int, end: int) -> list[bytes]:
+        """Keys in the pool of its blocks from `first` to `end`, which must be full."""
+        hashes = self._hashes(sequence, end)[first:end]
+        return [block_hash + self._mark for block_hash in hashes] if self._mark else hashes
+
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:
-        """Full prompt blocks of an older sample of the same request, usable even if not registered."""
-        best: list[int] = []
+        """Full prompt blocks of the older sample of the same request that has the most of them."""
+        whole = (table for table in self._tables_of_siblings(sequence, most) if table[:1] != [NULL])
+        return max(whole, key=len, default=[])
+
+    def _tables_of_siblings(self, sequence: CachedSequence, most: int) -> Iterator[list[int]]:
+        """Full prompt blocks of each older sample of the same request, usable even if not registered."""
         for name in sequence.sibling_names:
             end = self._ends.get(name)
             if end is not None:
-                num_blocks = min(min(end.num_tokens, sequence.num_prompt_tokens) // self._ledger.block_size, most)
-                if num_blocks > len(best) and end.table[0] != NULL:
-                    best = end.table[:num_blocks]
-        return best
+                num_tokens = min(end.num_tokens, sequence.num_prompt_tokens)
+                yield end.table[: min(num_tokens // self._ledger.block_size, most)]

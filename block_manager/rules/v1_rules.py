@@ -7,42 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.prefix_book import NULL, PrefixBook, TableEnd
+from block_manager.rules.cache_groups import NULL, longest_hit, num_behind, num_leading
+from block_manager.rules.pool_rules import PoolRules
+from block_manager.rules.prefix_book import PrefixBook, TableEnd
 
 
-class NoSwap:
-    """Cache rules without swap. The questions may be asked; calling `swap_out` or `swap_in` is a bug of the caller."""
-
-    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
-        """Return False."""
-        return False
-
-    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Raise AssertionError."""
-        raise AssertionError("these cache rules do not swap")
-
-    def can_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> AllocStatus:
-        """Return NEVER."""
-        return AllocStatus.NEVER
-
-    def num_blocks_to_swap_in(self, sequences: Sequence[CachedSequence], num_lookahead: int = 0) -> int:
-        """Return 0."""
-        return 0
-
-    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
-        """Raise AssertionError."""
-        raise AssertionError("these cache rules do not swap")
-
-
-class V1PoolRules(NoSwap):
+class V1PoolRules(PoolRules):
     """V1's rules over a ledger. Block 0 is the null block and never allocated.
 
-    `windowed`: blocks behind a sliding window are freed while a sequence goes on (`free_out_of_window`).
-    `rename`, `chains`: those of `PrefixBook`.
+    `window`: sliding window in tokens; blocks behind it are freed while a sequence goes on (`free_out_of_window`).
+    None: the whole sequence is attended to. `rename`, `chains`, `group`: those of `PrefixBook`.
     """
 
     def __init__(
@@ -53,14 +31,14 @@ class V1PoolRules(NoSwap):
         prefix_caching: bool,
         rename: HashRename | None = None,
         chains: dict[str, HashChain] | None = None,
-        windowed: bool = False,
+        window: int | None = None,
+        group: int | None = None,
+        watermark_blocks: int = 0,
     ) -> None:
-        self.ledger = ledger
-        self._pool = ledger.gpu
-        self._max_model_len = max_model_len
-        self._windowed = windowed
-        self.watermark_blocks = 0
-        self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename, chains=chains)
+        super().__init__(ledger, watermark_blocks)
+        self.window = window
+        self.max_model_len = max_model_len
+        self._prefixes = PrefixBook(ledger, enabled=prefix_caching, rename=rename, chains=chains, group=group)
 
     @classmethod
     def make(cls, *, block_size: int, num_gpu_blocks: int, num_cpu_blocks: int, **values: Any) -> Self:
@@ -69,33 +47,24 @@ class V1PoolRules(NoSwap):
         return cls(ledger, **values)
 
     @property
-    def device_pool(self) -> Self:
-        """These rules."""
-        return self
+    def has_windows(self) -> bool:
+        """True if the sequences have a sliding window."""
+        return self.window is not None
 
     @property
-    def num_free_gpu(self) -> int:
-        """Free device blocks."""
-        return self._pool.num_free
-
-    @property
-    def num_free_cpu(self) -> int:
-        """Free host blocks."""
-        return self.ledger.cpu.num_free
+    def fast_pool(self) -> Self | None:
+        """These rules; None with a sliding window, behind which fast decode frees nothing."""
+        return None if self.has_windows else self
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens of a sequence that has the whole pool to itself."""
-        return self._pool.num_usable * self.ledger.block_size
+        return self.capacity_blocks * self.ledger.block_size
 
     @property
     def hits(self) -> tuple[int, int]:
         """(lookups, hits) in blocks of all admitted sequences; only full blocks that could be hit count."""
         return self._prefixes.num_lookups, self._prefixes.num_hits
-
-    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Change the pool sizes. ValueError if blocks in use would be removed."""
-        self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
 
     # --- a group starts ---------------------------------------------------------------------------------------------
 
@@ -103,6 +72,24 @@ class V1PoolRules(NoSwap):
         """Its longest cached prefix: registered blocks, or those of an older sample of its request."""
         blocks = self._prefixes.find(sequence)
         return PrefixHit(tuple(blocks), len(blocks) * self.ledger.block_size)
+
+    def find_blocks(self, sequence: CachedSequence, num_blocks: int) -> list[int | None]:
+        """For each of its first blocks, which must be full, the device block with its contents, or None. Without a
+        window the list ends where the first one is missing.
+        """
+        if self.window is None:
+            return [*self._prefixes.find(sequence)[:num_blocks]]
+        return self._prefixes.find_each(sequence, num_blocks)
+
+    def longest_hit(self, blocks: Sequence[int | None]) -> int:
+        """The most leading blocks that can be shared, of those that `find_blocks` gave."""
+        return len(blocks) if self.window is None else longest_hit(blocks, self.window, self.ledger.block_size)
+
+    def shared_table(self, blocks: Sequence[int | None]) -> list[int]:
+        """A table that shares these blocks, with null blocks where its next token does not attend to them."""
+        size = self.ledger.block_size
+        behind = 0 if self.window is None else num_behind(len(blocks) * size, self.window, size)
+        return [NULL] * behind + [block for block in blocks[behind:] if block is not None]
 
     def first_key(self, sequence: CachedSequence) -> bytes | None:
         """Hash of its first block; None without prefix caching."""
@@ -112,26 +99,20 @@ class V1PoolRules(NoSwap):
         """Tokens of its longest cached prefix."""
         return len(self._prefixes.find(sequence)) * self.ledger.block_size
 
-    def can_admit(
-        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
-    ) -> AllocStatus:
-        """NEVER if all their tokens together exceed the pool, whatever runs and whatever is cached.
-
-        With a sliding window only `num_new_tokens` of the first sequence count, as it frees blocks while it goes on.
-        """
-        num_first = num_new_tokens if self._windowed else len(sequences[0].token_ids)
-        if self._num_to_admit(sequences, PrefixHit(), num_first + num_lookahead) > self._pool.num_usable:
-            return AllocStatus.NEVER
-        return self._when(self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead))
-
     def admit(
         self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
     ) -> None:
         """Create their tables: hits and new blocks for the first sequence, at least the prompt's full blocks if
         others share it.
         """
-        first, *others = sequences
         self._pool.share(hit.block_ids)
+        self.start(sequences, hit, num_new_tokens, num_lookahead)
+
+    def start(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """Create their tables as `admit` does, with a hit of blocks that are referenced already."""
+        first, *others = sequences
         table = self.ledger.tables[first.name] = list(hit.block_ids)
         self._prefixes.open(first, len(hit.block_ids))
         self._prefixes.count(first, len(hit.block_ids))
@@ -143,17 +124,9 @@ class V1PoolRules(NoSwap):
             self._pool.share(shared)
             own = self._blocks_for(len(other.token_ids)) - len(shared)
             self.ledger.tables[other.name] = shared + self._pool.allocate(own)
-            self._prefixes.open(other, 0)
+            self._prefixes.open(other, num_leading(NULL, shared))
 
     # --- a group continues ------------------------------------------------------------------------------------------
-
-    def can_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Whether blocks suffice for `num_new_tokens` more tokens of each, copies of shared blocks included."""
-        return self._num_to_extend(sequences, num_new_tokens + num_lookahead) <= self._pool.num_free
-
-    def fits_exactly(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int = 0) -> bool:
-        """Same as `can_extend`: needs are exact here."""
-        return self.can_extend(sequences, num_new_tokens, num_lookahead)
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Allocate blocks for `num_new_tokens` more tokens. Shared blocks to be written are copied, except by
@@ -175,13 +148,6 @@ class V1PoolRules(NoSwap):
             self._pool.share(table)
             self._prefixes.open_fork(parent, child)
 
-    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """No-op: blocks are registered when they are allocated, and reused in the order in which they were freed."""
-
-    def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
-        """Return 0: cached tokens are never scheduled here, so hits save token budget instead."""
-        return 0
-
     def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Leading blocks of the first sequence that every table holds; 0 when caching is off."""
         if not self._prefixes.enabled or not sequences:
@@ -190,16 +156,21 @@ class V1PoolRules(NoSwap):
         own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
         computed.
 
-        Blocks are freed lowest first and replaced by the null block; they stay cached. No-op without a table.
+        Blocks are freed lowest first and replaced by the null block; they stay cached. No-op without a window or
+        without a table.
         """
+        if self.window is None:
+            return
         table = self.ledger.tables.get(sequence.name, [])
-        first = end = min(len(table), max(0, num_tokens - window + 1) // self.ledger.block_size)
+        first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
         while first and table[first - 1] != NULL:
             first -= 1
+        if first == end:
+            return
         self._pool.release(table[first:end])
         table[first:end] = [NULL] * (end - first)
 
@@ -207,6 +178,10 @@ class V1PoolRules(NoSwap):
         """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
         if sequence.name in self.ledger.tables:
             self._prefixes.register(sequence, sequence.num_computed_tokens - sequence.num_placeholders)
+
+    def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if a full block among the first `num_tokens` tokens of its table is not registered yet."""
+        return self._prefixes.has_unregistered(sequence, num_tokens)
 
     def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was never computed. No-op without a table."""
@@ -223,17 +198,6 @@ class V1PoolRules(NoSwap):
     def forget(self, sequence: CachedSequence) -> None:
         """Drop the hash chain of a sequence that ended."""
         self._prefixes.forget(sequence.name)
-
-    def reset_prefixes(self) -> None:
-        """Drop all cached prefixes."""
-        self._pool.reset_prefixes()
-
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached prefixes. Returns False, and does nothing, while a block is in use."""
-        if self.ledger.tables or self.ledger.host_tables:
-            return False
-        self.reset_prefixes()
-        return True
 
     # --- one block at a time ------------------------------------------------------------------------------------------
 
@@ -258,28 +222,10 @@ class V1PoolRules(NoSwap):
         """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
         self._prefixes.register_blocks(ends, data)
 
-    def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
-        """Blocks that so many more tokens take, copies of shared blocks included."""
-        return self._num_to_extend([sequence], num_new_tokens)
-
-    def num_blocks_to_admit(
-        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
-    ) -> int:
-        """Free blocks that a group takes to start with `num_new_tokens` of the first sequence behind its hit."""
-        return self._num_to_admit(sequences, hit, num_new_tokens + num_lookahead)
-
-    def num_blocks_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
-        """Free blocks that so many more tokens of each take, copies of shared blocks included."""
-        return self._num_to_extend(sequences, num_new_tokens)
-
     # --- block needs --------------------------------------------------------------------------------------------------
 
-    def _when(self, num_needed: int) -> AllocStatus:
-        reserve = self.watermark_blocks if self.ledger.tables else 0
-        return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
-
     def _blocks_for(self, num_tokens: int) -> int:
-        return self.ledger.blocks_for(min(num_tokens, self._max_model_len))
+        return self.ledger.blocks_for(min(num_tokens, self.max_model_len))
 
     def _num_prompt_blocks(self, sequence: CachedSequence) -> int:
         return sequence.num_prompt_tokens // self.ledger.block_size
@@ -288,14 +234,23 @@ class V1PoolRules(NoSwap):
         shared = self._num_prompt_blocks(sequences[0]) if len(sequences) > 1 else 0
         return max(self._blocks_for(num_tokens), shared)
 
-    def _num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+    def num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        """Blocks behind the hit, and those of the hit that are free."""
         needed = self._num_blocks_of_first(sequences, hit.num_tokens + num_new_tokens) - len(hit.block_ids)
-        needed += list(map(self._pool.refs.__getitem__, hit.block_ids)).count(0)
+        needed += list(map(self._pool.refs.__getitem__, hit.block_ids)).count(0) - hit.block_ids.count(NULL)
         for other in sequences[1:]:
             needed += self._blocks_for(len(other.token_ids)) - self._num_prompt_blocks(sequences[0])
         return needed
 
-    def _num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+    def num_alone(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int) -> int:
+        """Blocks for all tokens that they have; with a sliding window, behind which blocks are freed, only
+        `num_new_tokens` of the first sequence count.
+        """
+        num_first = num_new_tokens if self.has_windows else len(sequences[0].token_ids)
+        return self.num_to_admit(sequences, PrefixHit(), num_first + num_lookahead)
+
+    def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+        """Blocks behind the ends of their tables, and copies of shared blocks that they will write to."""
         goals = [(s, self.ledger.tables[s.name], s.num_computed_tokens + num_new_tokens) for s in sequences]
         return self._num_to_reach(goals, self._pool.refs)
 

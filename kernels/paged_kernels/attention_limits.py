@@ -28,6 +28,7 @@ class AttentionLimits:
     softcap: bool = True
     window: bool = True
     sinks: bool = False
+    chunks: bool = False
 
     def problem(
         self, shape: CacheShape, dtype: torch.dtype, cache_dtype: torch.dtype, rules: Iterable[AttentionRule]
@@ -51,6 +52,8 @@ class AttentionLimits:
             return "takes no attention sinks, which the model has"
         if rule.sliding_window is not None and not self.window:
             return f"takes no sliding window, and the model's is {rule.sliding_window}"
+        if rule.chunk is not None and not self.chunks:
+            return f"takes no chunked attention, and the model's chunks have {rule.chunk} tokens"
         return ""
 
     def device_problem(self, capability: Capability, *, is_nvidia: bool = True) -> str:

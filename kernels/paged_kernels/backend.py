@@ -86,13 +86,32 @@ class AttentionRule:
 
     The softcap is `softcap` * tanh(score / softcap). `sliding_window`: a token sees itself and the
     `sliding_window - 1` keys before it; None = all. `sinks`: float32 [heads], contiguous: each query head has one score more
-    in its softmax, of a key without a value (gpt-oss, arXiv 2309.17453).
+    in its softmax, of a key without a value (gpt-oss, arXiv 2309.17453). `chunk`: positions are divided into chunks of this
+    size, and a token sees itself and the keys before it in its chunk (Llama 4); None = all. Not with a window.
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.chunk is not None:
+            raise ValueError(f"a sliding window ({self.sliding_window}) and chunks ({self.chunk}) exclude each other")
+
+    @property
+    def most_keys(self) -> int | None:
+        """The most keys that a token sees; None = all before it."""
+        return self.chunk if self.sliding_window is None else self.sliding_window
+
+    def first_keys(self, positions: torch.Tensor) -> torch.Tensor:
+        """The first key that tokens at `positions` (integers) see."""
+        if self.chunk is not None:
+            return positions // self.chunk * self.chunk
+        if self.sliding_window is not None:
+            return (positions - self.sliding_window + 1).clamp(min=0)
+        return torch.zeros_like(positions)
 
 
 class KernelBackend(Protocol):
@@ -124,7 +143,7 @@ class KernelBackend(Protocol):
 
         `query`: [T, heads, head_dim], heads a multiple of kv_heads (head h reads kv head h // (heads //
         kv_heads)). Keys and values of all T tokens must have been written; the cache may have another
-        dtype. Keys before a sliding window are never read: their blocks may have been reused.
+        dtype. Keys before a sliding window or a chunk are never read: their blocks may have been reused.
         Returns [T, heads, head_dim] of the query's dtype.
         """
         ...

@@ -15,7 +15,7 @@ from paged_kernels.weight_packing import pointer
 
 _POINTER, _I64, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ATTENTION_TYPES = (
-    [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _FLOAT, _POINTER, _INT]
+    [_POINTER] * 5 + [_I64] + [_POINTER] * 3 + [_I64] + [_INT] * 4 + [_FLOAT, _INT, _INT, _FLOAT, _POINTER, _INT]
 )
 _WRITE_TYPES = [_POINTER] * 5 + [_I64] + [_INT] * 4
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -100,6 +100,7 @@ class CompiledCpuBackend:
             shape.block_size,
             rule.scale,
             rule.sliding_window or 0,
+            rule.chunk or 0,
             rule.softcap or 0.0,
             pointer(rule.sinks),
             torch.get_num_threads(),

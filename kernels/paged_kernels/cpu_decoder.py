@@ -1,7 +1,7 @@
 """Whole decoders on CPU by the compiled library: cpu/products.h, integers.h and float8.h multiply, decoder.h runs programs."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
-from paged_kernels.decoder import DecodeRows, Head, KeptRows, PackedWeights, Program, Rows
+from paged_kernels.decoder import (
+    DecodeRows,
+    Head,
+    KeptRows,
+    PackedWeights,
+    Program,
+    Rows,
+    check_groups,
+    num_cache_groups,
+)
 from paged_kernels.ranks import RankSums
 from paged_kernels.weight_packing import NAMES, WeightPacking, function_of, pointer
 
@@ -88,26 +97,29 @@ class CpuProgram:
     def __init__(self, program: Program, run: Callable[..., None]) -> None:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
-        self._sums = sums_of(program.operators)
+        self._sums, self._num_groups = sums_of(program.operators), num_cache_groups(program.operators)
         self._rows: dict[Rows, torch.Tensor] = {}
         self._places = np.zeros(len(Rows), np.uint64)
         self._num_rows = 0
 
-    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+    def run(self, stream: torch.Tensor, batches: Sequence[AttentionBatch], pool: torch.Tensor) -> None:
         """See PreparedProgram."""
         self._make_room(len(stream))
         self._places[Rows.STREAM] = stream.data_ptr()
-        shape = self._program.shape
+        check_groups(self._num_groups, len(batches))
+        shape, batch = self._program.shape, batches[0]
+        tables = _addresses(each.block_tables.data_ptr() for each in batches)
+        slots = _addresses(each.slots.data_ptr() for each in batches)
         step = CpuStep(
             self._places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
             pool.shape[2],
-            batch.block_tables.data_ptr(),
+            tables.ctypes.data,
             batch.block_tables.stride(0),
             batch.sequences.data_ptr(),
             batch.positions.data_ptr(),
-            batch.slots.data_ptr(),
+            slots.ctypes.data,
             None,
             None,
             None,
@@ -117,6 +129,7 @@ class CpuProgram:
             shape.head_dim,
             shape.block_size,
             torch.get_num_threads(),
+            len(batches),
         )
         self._run(self._operators, len(self._operators), ctypes.byref(step))
         if self._sums is not None:
@@ -130,6 +143,11 @@ class CpuProgram:
             self._num_rows = num_rows
 
 
+def _addresses(of_groups: Iterable[int]) -> NDArray[np.uint64]:
+    """Where each cache group has its part."""
+    return np.fromiter(of_groups, np.uint64)
+
+
 def _widths(program: Program) -> NDArray[np.int64]:
     return np.array([program.widths[rows] for rows in Rows], np.int64)
 
@@ -141,24 +159,28 @@ class CpuDecodeProgram:
         self._program, self._run = program, run
         self._operators, self._widths = translated(program.operators), _widths(program)
         self._vocab_size = next(op.width or op.weights.columns for op in program.operators if isinstance(op, Head))
+        self._num_groups = num_cache_groups(program.operators)
 
     def begin(self, rows: DecodeRows, pool: torch.Tensor) -> "CpuDecodeRun":
         """See DecodeProgram."""
         num_rows, program = len(rows.token_ids), self._program
         buffers = [torch.empty(num_rows, program.widths[name], dtype=program.dtype) for name in Rows]
         places = np.array([buffer.data_ptr() for buffer in buffers], np.uint64)
-        slots, finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
+        num_groups = len(rows.block_tables)
+        check_groups(self._num_groups, num_groups)
+        slots, finite = np.empty((num_groups, num_rows), np.int64), np.empty(num_rows, np.bool_)
+        of_tables, of_slots = (_addresses(part.ctypes.data for part in parts) for parts in (rows.block_tables, slots))
         logits = torch.empty(num_rows, self._vocab_size)
         step = CpuStep(
             places.ctypes.data,
             self._widths.ctypes.data,
             pool.data_ptr(),
             pool.shape[2],
-            rows.block_tables.ctypes.data,
-            rows.block_tables.shape[1],
+            of_tables.ctypes.data,
+            rows.block_tables.shape[2],
             rows.sequences.ctypes.data,
             rows.positions.ctypes.data,
-            slots.ctypes.data,
+            of_slots.ctypes.data,
             rows.token_ids.ctypes.data,
             logits.data_ptr(),
             finite.ctypes.data,
@@ -168,11 +190,11 @@ class CpuDecodeProgram:
             program.shape.head_dim,
             program.shape.block_size,
             torch.get_num_threads(),
+            num_groups,
         )
         call = partial(self._run, self._operators, len(self._operators), ctypes.byref(step))
-        return CpuDecodeRun(
-            logits, finite, call, sums_of(program.operators), (rows, pool, buffers, places, slots, self)
-        )
+        memory = (rows, pool, buffers, places, slots, of_tables, of_slots, self)
+        return CpuDecodeRun(logits, finite, call, sums_of(program.operators), memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class CpuOperator(ctypes.Structure):
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
         *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
-        *((name, _INT) for name in ("stored", "group", "offsets", "half")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half", "cache_group", "chunk")),
     ]
 
 
@@ -44,7 +44,7 @@ class CpuStep(ctypes.Structure):
         ("logits", _POINTER),
         ("finite", _POINTER),
         ("tokens", _I64),
-        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "block_size", "threads", "reserved")),
+        *((name, _INT) for name in ("heads", "kv_heads", "head_dim", "block_size", "threads", "groups")),
     ]
 
 
@@ -90,7 +90,8 @@ class _Translator:
     def _(self, given: decoder.RotateAndStore) -> CpuOperator:
         norm = given.norm
         made = CpuOperator(
-            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, second=pointer(given.cosines),
+            kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, cache_group=given.group,
+            second=pointer(given.cosines),
             second_bias=pointer(given.sines), rotary=0 if given.cosines is None else given.cosines.shape[1],
         )  # fmt: skip
         if norm is not None:
@@ -102,8 +103,9 @@ class _Translator:
     def _(self, given: decoder.Attend) -> CpuOperator:
         rule = given.rule
         return CpuOperator(
-            kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, window=rule.sliding_window or 0,
-            scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks),
+            kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, cache_group=given.group,
+            window=rule.sliding_window or 0, scale=rule.scale, softcap=rule.softcap or 0.0, weights=pointer(rule.sinks),
+            chunk=rule.chunk or 0,
         )  # fmt: skip
 
     @operator.register

@@ -81,7 +81,7 @@ def _attend_rows(
     rule: AttentionRule,
 ) -> torch.Tensor:
     positions, tables = batch.positions[rows].long(), batch.block_tables[batch.sequences[rows].long()].long()
-    first = positions - rule.sliding_window + 1 if rule.sliding_window is not None else torch.zeros_like(positions)
+    first = rule.first_keys(positions)
     state = _Softmax(len(rows), query.shape[1], shape.head_dim)
     blocks_per_tile = -(-TILE_KEYS // shape.block_size)
     width = blocks_per_tile * shape.block_size

@@ -114,21 +114,24 @@ class HeadNorm:
 class RotateAndStore:
     """Rotate HEADS to their positions in place, and write keys and values to their slots in the cache of `layer`.
 
-    `cosines`, `sines`: [positions, rotated elements], of the model's dtype, or None for no rotation.
+    `cosines`, `sines`: [positions, rotated elements], of the model's dtype, or None for no rotation. `group`: the layer's
+    cache group.
     """
 
     layer: int
     cosines: torch.Tensor | None
     sines: torch.Tensor | None
     norm: HeadNorm | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """ATTENDED = attention of HEADS' queries over the cache of `layer`."""
+    """ATTENDED = attention of HEADS' queries over the cache of `layer`, which is in the cache group `group`."""
 
     layer: int
     rule: AttentionRule
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +198,25 @@ class Program:
     dtype: torch.dtype
 
 
+def num_cache_groups(operators: Sequence[Operator]) -> int:
+    """Number of cache groups that the operators' layers are in; their block tables must be given."""
+    return 1 + max((op.group for op in operators if isinstance(op, RotateAndStore | Attend)), default=0)
+
+
+def check_groups(needed: int, given: int) -> None:
+    """Raise ValueError unless there are block tables for each cache group."""
+    if given != needed:
+        raise ValueError(f"the program's layers are in {needed} cache groups; block tables of {given} were given")
+
+
 class PreparedProgram(Protocol):
     """A program that can be run; owns its buffers."""
 
-    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
-        """Run the operators on `stream` [T, width], contiguous, in place. `pool`: [layers, 2, blocks, block elements]."""
+    def run(self, stream: torch.Tensor, batches: Sequence[AttentionBatch], pool: torch.Tensor) -> None:
+        """Run the operators on `stream` [T, width], contiguous, in place.
+
+        `batches`: one per cache group, which differ in tables and slots alone. `pool`: [layers, 2, blocks, block elements].
+        """
         ...
 
 
@@ -208,7 +225,7 @@ class DecodeRows:
     """n rows that decode, as contiguous arrays on the host which each step changes.
 
     `token_ids`, `positions`: int32 [n], the token that the next step computes, and its position. `sequences`:
-    int32 [n], the row of `block_tables` int32 [S, most blocks]; both stay as they are.
+    int32 [n], the row of `block_tables` int32 [cache groups, S, most blocks]; both stay as they are.
     """
 
     token_ids: NDArray[np.int32]
@@ -251,7 +268,7 @@ class KeptRows:
     """What a device keeps of R sequences between steps, at fixed addresses.
 
     `token_ids` int64 [R] and `positions` int32 [R]: the token that each computes next, and its position.
-    `block_tables`: int32 [R, most blocks].
+    `block_tables`: int32 [cache groups, R, most blocks].
     """
 
     token_ids: torch.Tensor
@@ -259,10 +276,12 @@ class KeptRows:
     block_tables: torch.Tensor
 
     @classmethod
-    def zeros(cls, num_rows: int, width: int, device: torch.device) -> "KeptRows":
-        """Of `num_rows` sequences with up to `width` blocks each."""
+    def zeros(cls, num_rows: int, width: int, device: torch.device, num_groups: int = 1) -> "KeptRows":
+        """Of `num_rows` sequences with up to `width` blocks each in each of `num_groups` cache groups."""
         positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        return cls(positions.long(), positions, torch.zeros(num_rows, width, dtype=torch.int32, device=device))
+        return cls(
+            positions.long(), positions, torch.zeros(num_groups, num_rows, width, dtype=torch.int32, device=device)
+        )
 
 
 class FixedColumns:

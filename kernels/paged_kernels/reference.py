@@ -72,11 +72,14 @@ class ReferenceBackend:
                 continue
             rows, positions = slice(start, end), batch.positions[start:end].long()
             table = batch.block_tables[int(batch.sequences[start])].long()
-            first = max(0, int(positions[0]) - rule.sliding_window + 1) if rule.sliding_window is not None else 0
+            firsts = rule.first_keys(positions)
+            first = int(firsts[0])
             places = torch.arange(first, int(positions[-1]) + 1, device=table.device)
             slots = table[places // shape.block_size] * shape.block_size + places % shape.block_size
             keys, values = loaded(_tokens(cache, shape)[:, slots])
-            out[rows] = _attend(query[rows].float(), keys, values, positions - first, rule).to(query.dtype)
+            out[rows] = _attend(query[rows].float(), keys, values, positions - first, firsts - first, rule).to(
+                query.dtype
+            )
         return out
 
 
@@ -85,17 +88,21 @@ def _tokens(cache: torch.Tensor, shape: CacheShape) -> torch.Tensor:
 
 
 def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, rule: AttentionRule
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    firsts: torch.Tensor,
+    rule: AttentionRule,
 ) -> torch.Tensor:
+    """`positions`, `firsts`: places of each query's own key and of the first that it sees."""
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, keys) * rule.scale
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    distance = positions[:, None] - torch.arange(len(keys), device=query.device)[None, :]
-    hidden = distance < 0
-    if rule.sliding_window is not None:
-        hidden |= distance >= rule.sliding_window
+    places = torch.arange(len(keys), device=query.device)
+    hidden = (places > positions[:, None]) | (places < firsts[:, None])
     scores = scores.masked_fill(hidden, float("-inf"))
     if rule.sinks is not None:
         sinks = rule.sinks[:, None, None].expand(-1, len(query), 1)

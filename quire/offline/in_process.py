@@ -91,6 +91,7 @@ class InProcessEngine:
             memory.num_cpu_blocks,
             max_model_len,
             self.limits.sliding_window,
+            self.limits.cache_windows,
         )
         fit = choice.core_limits(size)
         engine.allocate(fit.num_gpu_blocks, fit.num_cpu_blocks)

@@ -10,6 +10,7 @@ from quire_tools.plan.model_sizes import ModelSizes
 from svc_common.errors import ConfigError
 from worker_svc.device.swaps import staging_bytes
 from worker_svc.model import memory
+from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
 
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
 """Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
@@ -25,7 +26,8 @@ class MemoryQuestion:
 
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
     it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
-    largest step. `workspace_bytes`: of an attention library.
+    largest step. `workspace_bytes`: of an attention library. `cache_groups`: whether windowed layers have
+    block tables of their own.
     """
 
     on_cuda: bool
@@ -39,6 +41,7 @@ class MemoryQuestion:
     num_gpu_blocks_override: int | None = None
     free_bytes: int | None = None
     workspace_bytes: int = 0
+    cache_groups: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class MemoryPart:
 class MemoryPlan:
     """Result of a plan. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
 
-    `concurrent`: by length in tokens, the number of such requests that fit at a time; `token_bytes`: of KV.
+    `concurrent`: by length in tokens, the number of such requests that fit at a time. A block holds the layers of one of
+    `groups`.
     """
 
     sizes: ModelSizes
@@ -66,16 +70,17 @@ class MemoryPlan:
     concurrent: dict[int, int]
     problems: tuple[str, ...]
     advice: tuple[str, ...]
+    groups: CacheGroups
 
     @property
     def token_bytes(self) -> int:
         """KV bytes of a token over all layers."""
-        return self.block_bytes // self.question.block_size
+        return self.block_bytes * self.sizes.num_layers // (self.groups.num_layers * self.question.block_size)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the blocks hold."""
-        return self.num_gpu_blocks * self.question.block_size
+        """Tokens that the blocks hold; with several cache groups, of the longest request that they hold alone."""
+        return _num_tokens(self.groups, self.num_gpu_blocks, self.question.block_size, self.sizes.max_model_len)
 
 
 def activation_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int:
@@ -89,12 +94,14 @@ def activation_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int:
 def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
     """What fits into the memory, and what to change if it does not."""
     if not question.on_cuda:
-        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + sizes.tied_head_bytes)
+        packed = sizes.tied_head_bytes + sizes.padding_bytes
+        sizes = replace(sizes, weight_bytes=sizes.weight_bytes + packed)
     activation = activation_bytes(sizes, question)
+    groups = _groups(sizes, question)
     block_bytes = memory.block_bytes(
         dtype_bytes=sizes.cache_dtype_bytes,
         scale_bytes=sizes.cache_scale_bytes,
-        num_layers=sizes.num_layers,
+        num_layers=groups.num_layers,
         block_size=question.block_size,
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
@@ -113,13 +120,14 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         cache_bytes=_cache_bytes(sizes, question, problems),
         num_gpu_blocks_override=question.num_gpu_blocks_override,
         free_bytes=_free_bytes(sizes, question),
+        groups=groups,
     )
     counts = memory.count_blocks(budget)
     try:
         memory.check_blocks(counts, budget, sizes.max_model_len)
     except ConfigError as error:
         problems.append(error.message)
-    tokens = counts.num_gpu_blocks * question.block_size
+    tokens = _num_tokens(groups, counts.num_gpu_blocks, question.block_size, sizes.max_model_len)
     return MemoryPlan(
         sizes=sizes,
         question=question,
@@ -127,10 +135,23 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         block_bytes=block_bytes,
         num_gpu_blocks=counts.num_gpu_blocks,
         num_cpu_blocks=counts.num_cpu_blocks,
-        concurrent=_concurrent(sizes.max_model_len, counts.num_gpu_blocks, question),
+        concurrent=_concurrent(sizes.max_model_len, budget, counts.num_gpu_blocks, question.max_num_seqs),
         problems=tuple(problems),
         advice=_advice(sizes, question, tokens, fits=not problems),
+        groups=groups,
     )
+
+
+def _groups(sizes: ModelSizes, question: MemoryQuestion) -> CacheGroups:
+    if not (question.cache_groups and sizes.windows):
+        return one_group(range(sizes.num_layers))
+    return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len)
+
+
+def _num_tokens(groups: CacheGroups, num_blocks: int, block_size: int, max_model_len: int) -> int:
+    if len(groups.windows) == 1:
+        return num_blocks * block_size
+    return groups.longest(num_blocks, block_size, max_model_len)
 
 
 def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str]) -> int | None:
@@ -171,9 +192,9 @@ def _parts(budget: memory.MemoryBudget, question: MemoryQuestion, cache: int) ->
     return (*parts, MemoryPart("free", max(0, left)))
 
 
-def _concurrent(max_model_len: int, num_blocks: int, question: MemoryQuestion) -> dict[int, int]:
+def _concurrent(max_model_len: int, budget: memory.MemoryBudget, num_blocks: int, most: int) -> dict[int, int]:
     lengths = sorted({*(length for length in _TYPICAL_TOKENS if length < max_model_len), max_model_len})
-    return {length: min(question.max_num_seqs, num_blocks // -(-length // question.block_size)) for length in lengths}
+    return {length: min(most, num_blocks // budget.num_blocks(length)) for length in lengths}
 
 
 def _advice(sizes: ModelSizes, question: MemoryQuestion, tokens: int, *, fits: bool) -> tuple[str, ...]:

@@ -43,9 +43,10 @@ class ModelSizes:
 
     `loaded_bytes`: of the weights in the compute type; `weight_bytes`: of those that are kept, which
     `--quantization` and quantized checkpoints make smaller; `tied_head_bytes`: of a head tied to the embedding,
-    of which a CPU keeps a packed copy; `file_bytes`: of the weight files, None if not all are here;
+    of which a CPU keeps a packed copy; `padding_bytes`: by which packing on a CPU fills up matrices;
+    `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
-    `num_attention_kinds`: different rules of attention among the layers.
+    `num_attention_kinds`: different rules of attention among the layers; `windows`: of each layer, None = the whole sequence.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelSizes:
     loaded_bytes: int
     weight_bytes: int
     tied_head_bytes: int
+    padding_bytes: int
     num_parameters: int
     file_bytes: int | None
     num_layers: int
@@ -67,6 +69,7 @@ class ModelSizes:
     vocab_size: int
     max_model_len: int
     num_attention_kinds: int = 1
+    windows: tuple[int | None, ...] = ()
 
 
 def model_sizes(
@@ -102,11 +105,11 @@ def model_sizes(
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
-    shape, num_kinds = _cache_shape(model, config, longest)
+    shape, num_kinds, windows = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
-    saved, tied_head_bytes = _rounded(model, rounding_of)
+    saved, tied_head_bytes, padding_bytes = _rounded(model, rounding_of)
     return ModelSizes(
         name=path.resolve().name,
         dtype=str(computed).removeprefix("torch."),
@@ -117,6 +120,7 @@ def model_sizes(
         loaded_bytes=loaded_bytes,
         weight_bytes=loaded_bytes - saved,
         tied_head_bytes=tied_head_bytes,
+        padding_bytes=padding_bytes,
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
         num_layers=int(config.num_hidden_layers),
@@ -129,6 +133,7 @@ def model_sizes(
         vocab_size=int(config.vocab_size),
         max_model_len=longest,
         num_attention_kinds=num_kinds,
+        windows=windows,
     )
 
 
@@ -157,9 +162,9 @@ def _rounding_of(form_of: Callable[[str], MatrixForm | None] | None, packs: Coll
     return of
 
 
-def _rounded(model: Any, rounding_of: RoundingOf) -> tuple[int, int]:
-    """Bytes that packing saves, and those of a tied head; the embedding of which is kept as it is."""
-    embedding, saved, tied = model.get_input_embeddings().weight, 0, 0
+def _rounded(model: Any, rounding_of: RoundingOf) -> tuple[int, int, int]:
+    """Bytes that packing saves, those of a tied head, the embedding of which is kept as it is, and those of padding."""
+    embedding, saved, tied, padding = model.get_input_embeddings().weight, 0, 0, 0
     for name, linear in model.named_modules():
         if type(linear) is not nn.Linear:
             continue
@@ -168,7 +173,9 @@ def _rounded(model: Any, rounding_of: RoundingOf) -> tuple[int, int]:
             tied += plain if rounding is None else rounding.packed_bytes(linear)
         elif rounding is not None:
             saved += linear.weight.nbytes - rounding.packed_bytes(linear)
-    return saved, tied
+        elif plain:
+            padding += -linear.out_features % _PANEL * linear.in_features * linear.weight.itemsize
+    return saved, tied, padding
 
 
 def _first(config: Any, names: tuple[str, ...]) -> Any:
@@ -192,8 +199,14 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int]:
-    """Shape of the cache and number of attention rules, observed by the worker's own probe of the model's attention calls.
+def _window(config: Any, layer_type: str) -> int | None:
+    """Tokens that a layer of that type sees at most; None = the whole sequence."""
+    fields = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+    return getattr(config, fields[layer_type], None) if layer_type in fields else None
+
+
+def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int, tuple[int | None, ...]]:
+    """Shape of the cache, number of attention rules, and the layers' windows, by the worker's own probe of attention calls.
 
     Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
     experts), which meta tensors lack, uses the configuration.
@@ -207,8 +220,9 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShap
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
         shape = CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
-        return shape, len({*(getattr(config, "layer_types", None) or [""])})
+        kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+        return shape, len({*kinds}), tuple(_window(config, kind) for kind in kinds)
     shape = architecture.check_calls(
         model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
     )
-    return shape, len({call.rule for call in calls})
+    return shape, len({call.rule for call in calls}), tuple(call.window for call in calls)

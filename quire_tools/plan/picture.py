@@ -35,6 +35,7 @@ def plan_json(plan: MemoryPlan) -> dict[str, Any]:
         "num_gpu_blocks": plan.num_gpu_blocks,
         "num_cpu_blocks": plan.num_cpu_blocks,
         "num_tokens": plan.num_tokens,
+        "cache_windows": list(plan.groups.windows),
         "concurrent_requests": {str(length): number for length, number in plan.concurrent.items()},
         "problems": list(plan.problems),
         "advice": list(plan.advice),
@@ -87,7 +88,17 @@ def _blocks(plan: MemoryPlan) -> Text:
         f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
         f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
         f"{size_text(plan.block_bytes)}\n"
-        f"{plan.num_gpu_blocks} blocks hold {plan.num_tokens} tokens; {plan.num_cpu_blocks} blocks of swap space"
+        f"{_held(plan)}; {plan.num_cpu_blocks} blocks of swap space"
+    )
+
+
+def _held(plan: MemoryPlan) -> str:
+    groups, longest = plan.groups, plan.sizes.max_model_len
+    if len(groups.windows) == 1:
+        return f"{plan.num_gpu_blocks} blocks hold {plan.num_tokens} tokens"
+    return (
+        f"{plan.num_gpu_blocks} blocks of {groups.num_layers} layers each, in {len(groups.windows)} cache groups by the layers' "
+        f"windows: a request of {longest} tokens takes {groups.num_blocks(longest, plan.question.block_size)}"
     )
 
 

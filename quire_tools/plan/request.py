@@ -14,8 +14,8 @@ from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
+from worker_svc.device.choice import choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST
-from worker_svc.model.loading import choose_device
 from worker_svc.settings import WorkerSettings
 
 __all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
@@ -55,6 +55,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         cache_bytes=settings.kv_cache_memory_bytes,
         swap_bytes=int(settings.swap_space_gib * GIB),
         block_size=settings.block_size,
+        cache_groups=settings.cache_groups,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,

@@ -98,7 +98,7 @@ def _with_copies(fit: Fit, core: Scheduler) -> Fit:
     unmeasured copying gains nothing."""
     if fit.model.moved_block_s > 0:
         return fit
-    per_block_s = fit.model.prefill_token_s * core.limits.block_size
+    per_block_s = fit.model.prefill_token_s * core.limits.block_size / core.state.cache.ledger.num_groups
     return replace(fit, model=replace(fit.model, moved_block_s=core.state.costs.now.swap_block_s or per_block_s))
 
 

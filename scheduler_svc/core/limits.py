@@ -24,6 +24,8 @@ class CoreLimits:
     `num_gpu_blocks` includes the null block where the cache rules reserve one. `max_num_batched_tokens`: token
     budget of a step. `long_prefill_token_threshold`: maximum prompt tokens of one request in a step, 0 = no
     limit. `max_granted_steps`: maximum number of steps that a plan grants (`policies/mixed/decode_grants`), 0 = none.
+    `cache_windows`: of each cache group of the worker's model the sliding window in tokens, 0 = the whole sequence; empty
+    if there are not several.
     """
 
     block_size: int
@@ -36,8 +38,10 @@ class CoreLimits:
     chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_granted_steps: int = 0
+    cache_windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_windows", tuple(self.cache_windows) if len(self.cache_windows) > 1 else ())
         for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", reason="BAD_LIMIT")

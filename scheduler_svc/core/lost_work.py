@@ -90,7 +90,7 @@ def outgrow(group: Group, state: CoreState) -> None:
 
     None of its results may be in flight.
     """
-    group.outgrew = state.cache.capacity_tokens
+    group.outgrew = state.cache.capacity_blocks
     state.take_out(group)
     restart(group, state)
     for sequence in group.live:

@@ -106,7 +106,5 @@ class PlansInFlight:
     def _blocks_to_fill(self, flights: list[SequenceInFlight]) -> set[int]:
         ledger = self._state.cache.ledger
         return {
-            block
-            for flight in flights
-            for block in ledger.tables.get(flight.sequence.name, [])[flight.computed_before // ledger.block_size :]
+            block for flight in flights for block in ledger.blocks_behind(flight.sequence.name, flight.computed_before)
         }

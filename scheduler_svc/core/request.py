@@ -114,6 +114,11 @@ class Sequence:
         return tuple(g.sequences[0].name for g in groups if g.sequences[0].index < self.index)
 
     @property
+    def has_siblings(self) -> bool:
+        """True if its group has other live sequences, which share the full blocks of its prompt when it starts."""
+        return len(self.group.sequences) > 1 and len(self.group.live) > 1
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens so far."""
         return len(self.token_ids)
@@ -167,7 +172,7 @@ class Group:
     - `is_fast`: its counters are held by the fast decode path (`FastRows`).
     - `lane`: where it was planned last, under policies with several lanes of a worker; some never change it.
     - `worker`: number of the worker group that it runs on, or ran on last.
-    - `outgrew`: tokens of the largest cache that turned out too small for it.
+    - `outgrew`: blocks of the largest cache that turned out too small for it.
     - `turn`: its place in the rotation over worker groups (`placement.RoundRobin`); None before it was examined.
     - `passed_at`: since when it has been left to other worker groups, on the clock of `schedule`; None if it is not.
       `left_to`: the last of them, and how often that had planned; `left_until`: when it may start elsewhere.

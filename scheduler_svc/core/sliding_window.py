@@ -11,23 +11,22 @@ from scheduler_svc.core.state import CoreState
 
 
 class WindowCache(Protocol):
-    """Cache rules that can free blocks outside a window, for models that use the same window in all layers."""
+    """Cache rules that can free blocks outside the windows of their cache groups."""
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int, window: int) -> None:
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Free blocks outside the window; see `V1PoolRules.free_out_of_window`."""
 
 
 class BehindWindow:
-    """Output rules that delegate to others and then free blocks behind the window.
+    """Output rules that delegate to others and then free blocks behind the windows.
 
     Only tokens that a result has confirmed as computed count: tokens in flight may be discarded, and the
     blocks of a failed step must still be in the table to be retracted.
     """
 
-    def __init__(self, inner: OutputRules, cache: WindowCache, window: int) -> None:
+    def __init__(self, inner: OutputRules, cache: WindowCache) -> None:
         self._inner = inner
         self._cache = cache
-        self._window = window
 
     def before_plan(self, state: CoreState) -> list[EndedSequence]:
         """Delegate to the inner rules."""
@@ -46,12 +45,12 @@ class BehindWindow:
         self._inner.reset()
 
     def apply(self, flights: list[SequenceInFlight], result: StepResult, state: CoreState) -> StepOutcome:
-        """Apply the result by the inner rules, then free the blocks before the window of the finished step."""
+        """Apply the result by the inner rules, then free the blocks before the windows of the finished step."""
         outcome = self._inner.apply(flights, result, state)
         for flight in flights:
             if not flight.has_left:
                 num_sure = min(flight.computed_before, _num_sure(flight.sequence))
-                self._cache.free_out_of_window(flight.sequence, num_sure, self._window)
+                self._cache.free_out_of_window(flight.sequence, num_sure)
         return outcome
 
 

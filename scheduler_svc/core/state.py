@@ -32,7 +32,7 @@ class SharedState:
     - `costs`: of work on a worker, measured last.
     - `chains`: block hashes of the tokens of each sequence.
     - `workers`: the states of all worker groups, by number.
-    - `most_tokens`: of the longest sequence that a worker group could hold; of removed ones where all are.
+    - `most_blocks`: of the worker group with the largest cache; of removed ones where all are.
     - `num_turns`: groups that have a place in the rotation over worker groups.
     - `num_started`: number of times a group entered a running queue.
     - `ended`: sequences that ended between two plans, to be reported by the next one.
@@ -57,16 +57,16 @@ class SharedState:
     finished: list[str] = field(default_factory=list)
     num_turns: int = 0
     num_started: int = 0
-    most_tokens: int = 0
+    most_blocks: int = 0
     num_wide: int = 0
     num_cumulative_preemptions: int = 0
     is_warming_up: bool = False
     grants_from: float = 0.0
 
     def measure(self) -> None:
-        """Set `most_tokens`, after a worker group joined, was removed or changed its size."""
+        """Set `most_blocks`, after a worker group joined, was removed or changed its size."""
         states = [state for state in self.workers if not state.is_gone] or self.workers
-        self.most_tokens = max(state.cache.capacity_tokens for state in states)
+        self.most_blocks = max(state.cache.capacity_blocks for state in states)
 
     def find(self, name: str) -> Sequence | None:
         """The unfinished sequence with that name; None if there is none."""
@@ -170,8 +170,8 @@ class CoreState:
 
     @property
     def is_largest(self) -> bool:
-        """True if no other worker group, lost ones included, has room for a longer sequence."""
-        return self.cache.capacity_tokens >= self.shared.most_tokens
+        """True if no other worker group, lost ones included, has a larger cache."""
+        return self.cache.capacity_blocks >= self.shared.most_blocks
 
     @property
     def num_running_seqs(self) -> int:

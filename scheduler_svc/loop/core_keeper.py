@@ -49,6 +49,7 @@ class Workers:
             cache.num_cpu_blocks,
             self.limits.max_model_len,
             self.limits.sliding_window,
+            self.limits.cache_windows,
         )
 
 

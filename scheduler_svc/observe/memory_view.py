@@ -22,7 +22,8 @@ def memory_report(states: Sequence[CoreState]) -> MemoryReport:
     groups = [group for request in requests for group in request.groups if not group.is_finished]
     tenants = [_tenant(states[group.worker], group) for group in groups if group.place is QueueKind.RUNNING]
     waiting = [_demand(states[group.worker], group) for group in groups if group.place is not QueueKind.RUNNING]
-    num_slots = sum(state.cache.ledger.gpu.num_usable * state.cache.ledger.block_size for state in states)
+    ledgers = [state.cache.ledger for state in states]
+    num_slots = sum(ledger.gpu.num_usable * ledger.block_size // ledger.num_groups for ledger in ledgers)
     return MemoryReport(paged(states), contiguous.place(tenants, waiting, num_slots))
 
 
@@ -39,7 +40,7 @@ def _paged(state: CoreState) -> PagedMemory:
         for sequence in request.unfinished
         if sequence.name in ledger.tables
     ]
-    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved)
+    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved, num_groups=ledger.num_groups)
 
 
 def _demand(state: CoreState, group: Group) -> ContiguousDemand:
@@ -50,10 +51,5 @@ def _demand(state: CoreState, group: Group) -> ContiguousDemand:
 
 def _tenant(state: CoreState, group: Group) -> ContiguousRequest:
     ledger, demand = state.cache.ledger, _demand(state, group)
-    held = tuple(
-        min(
-            s.num_tokens + s.num_placeholders, len(ledger.tables.get(s.name, ())) * ledger.block_size, demand.max_length
-        )
-        for s in group.live
-    )
+    held = tuple(min(s.num_tokens + s.num_placeholders, ledger.room(s.name), demand.max_length) for s in group.live)
     return ContiguousRequest(demand, held, demand.max_length)

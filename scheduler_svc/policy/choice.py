@@ -44,13 +44,14 @@ def located(error: ConfigError, given: Mapping[str, Assignment], otherwise: str)
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
     """The sizes of a worker that core limits depend on. `sliding_window`: of all layers of its model, in
-    tokens; 0 = some layer has none."""
+    tokens; 0 = some layer has none. `cache_windows`: as in `CoreLimits`."""
 
     block_size: int
     num_gpu_blocks: int
     num_cpu_blocks: int
     max_model_len: int
     sliding_window: int = 0
+    cache_windows: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class PolicyChoice:
             max_model_len=max_model_len,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
+            cache_windows=tuple(worker.cache_windows),
             **self._switches(),
         )
         try:

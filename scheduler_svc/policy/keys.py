@@ -52,8 +52,8 @@ class Assignment:
 
 
 def limit_names() -> list[str]:
-    """Fields of `CoreLimits` that are keys; grants are a setting of the service."""
-    return [field.name for field in fields(CoreLimits) if field.name != "max_granted_steps"]
+    """Fields of `CoreLimits` that are keys; grants are a setting of the service, and cache groups the model's."""
+    return [field.name for field in fields(CoreLimits) if field.name not in ("max_granted_steps", "cache_windows")]
 
 
 def known_keys() -> list[str]:

@@ -69,6 +69,7 @@ def _check_same(address: str, limits: common_pb2.ModelLimits, other: str, known:
         ("model", _model(limits), _model(known)),
         ("block size", str(limits.block_size), str(known.block_size)),
         ("longest sequence", str(limits.max_model_len), str(known.max_model_len)),
+        ("cache groups", str([*limits.cache_windows]), str([*known.cache_windows])),
         ("model bundle", limits.bundle_digest[:12], known.bundle_digest[:12]),
     ):
         if ours != theirs:

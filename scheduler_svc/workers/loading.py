@@ -42,7 +42,7 @@ class WorkerLoader:
         """Prepare a new process. Raises typed or gRPC errors, and FailedPrecondition if it differs from the other workers."""
         limits = await self._load_model(stub)
         begin_ns = monotonic_ns()
-        fit = await self._profile(stub, limits.max_model_len)
+        fit = await self._profile(stub, limits)
         largest_step_s = (monotonic_ns() - begin_ns) / NS_PER_S
         self._readiness.ready()
         cache = await self._agreement.reach(self.address, limits, fit)
@@ -69,15 +69,22 @@ class WorkerLoader:
             )
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
-    async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, max_model_len: int) -> CacheCounts:
-        """Numbers of blocks that fit at the worker."""
-        tokens, seqs = self._choice.largest_step(max_model_len)
+    async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, limits: common_pb2.ModelLimits) -> CacheCounts:
+        """Numbers of blocks that fit at the worker. ConfigError if the policy cannot serve its model."""
+        tokens, seqs = self._choice.largest_step(limits.max_model_len)
         self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(
             worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
         )
         log.info("memory of worker %s:\n%s", self.address, profile.readable)
-        size = WorkerSize(profile.block_size, profile.num_gpu_blocks, profile.num_cpu_blocks, max_model_len)
+        size = WorkerSize(
+            profile.block_size,
+            profile.num_gpu_blocks,
+            profile.num_cpu_blocks,
+            limits.max_model_len,
+            limits.sliding_window,
+            limits.cache_windows,
+        )
         fit = self._choice.core_limits(size)
         return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
 

@@ -38,6 +38,14 @@ def test_what_holds_nothing_counts_nothing() -> None:
     assert (windowed.num_tokens, windowed.waste_tokens) == (24, 0)
 
 
+def test_each_cache_group_has_slots_for_the_same_tokens() -> None:
+    """R209: two groups, blocks of 4: three positions for 9 tokens, with 3 empty slots in both last blocks; null blocks
+    count nothing.
+    """
+    memory = paged_memory([HeldSequence([1, 9, 2, 5, 3, 6], 9)], 4, placeholders=[9], num_groups=2)
+    assert memory == PagedMemory(4, 1, 9, 5, 5, waste_tokens=6, max_waste_tokens=3)
+
+
 def test_sums_over_instants() -> None:
     """R209: counts add up, the worst waste stays the worst."""
     total = PagedMemory(4, 1, 5, 2, 2, 3, 3) + PagedMemory(4, 2, 8, 4, 3, 1, 1)

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler_svc.core.composition import live_change, presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts.admission_forecast import BlockDemand, PeakForecastAdmission
+from scheduler_svc.core.parts.admission_forecast import BlockDemand, PeakForecastAdmission, TableGrowth
 from scheduler_svc.core.plan import StepPlan, StepResult
 from scheduler_svc.core.policies.chitu.affinity import PrefixAffinity
 from scheduler_svc.core.reasons import Reason
@@ -235,7 +235,7 @@ def test_blocks_of_requests_that_end_first_are_free_at_the_end_of_longer_ones() 
     """Two hold 2 blocks each; one has 4 tokens to come, the other 40, blocks of 4: the peak is at the end of the second, when the
     blocks of the first are free again: 4 in use, 10 and a half more, less 2."""
     two = (np.array([float(a), float(b)]) for a, b in ((8, 8), (2, 2), (2, 2), (4, 40), (1, 1)))
-    assert BlockDemand(*two).peak(4, 4) == 4 + 10 + 0.5 - 2
+    assert BlockDemand(*two).peak(4, TableGrowth(4)) == 4 + 10 + 0.5 - 2
 
 
 def _admission(core: Scheduler) -> list[object]:

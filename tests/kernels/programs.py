@@ -116,7 +116,7 @@ class Bench:
         program = Program(operators, widths, self.num_heads, cache.shape, self.dtype)
         prepared = self.backend.decoder.prepare(program, cache.dtype)
         made = stream.clone()
-        prepared.run(made, batch, cache.pool)
+        prepared.run(made, [batch], cache.pool)
         return made
 
     def moved(self, source: Rows, target: Rows) -> Linear:

@@ -115,7 +115,7 @@ class Case:
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
 def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cache_dtype):
-    """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window, softcap and sinks; stale NaNs ignored."""
+    """R18: prefill, chunked prefill and decode in one call; GQA; odd sizes; window, chunk, softcap, sinks; stale NaNs ignored."""
     shape = CacheShape(block_size, kv_heads, dim)
     case = Case([(0, 1), (10, 3), (33, 20), (200, 1), (5, 65)], heads, shape, dtype, cache_dtype)
     # Scales are multiplied with a score and a weight, in the reference with each element.
@@ -127,6 +127,8 @@ def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cac
         AttentionRule(dim**-0.5, 40, 5.0),
         AttentionRule(0.2, 7, None, sinks),
         AttentionRule(dim**-0.5, None, 5.0, sinks),
+        AttentionRule(0.2, chunk=7),
+        AttentionRule(dim**-0.5, None, 5.0, sinks, chunk=40),
     ):
         expected = case.run(ReferenceBackend(), rule)
         for backend in backends:
@@ -136,11 +138,14 @@ def test_equals_reference(backends, heads, kv_heads, dim, block_size, dtype, cac
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), [pair for pair in DTYPES if torch.float16 not in pair])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size"), SHAPES)
-def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads, dim, block_size, dtype, cache_dtype):
+@pytest.mark.parametrize("reach", [{"sliding_window": 61}, {"chunk": 37}], ids=str)
+def test_bits_do_not_depend_on_batch_chunks_or_blocks(
+    backends, heads, kv_heads, dim, block_size, dtype, cache_dtype, reach
+):
     """The kernels' part of the invariance contract."""
     rng = np.random.default_rng(block_size)
     sequences = [(int(rng.integers(0, 90)), int(rng.integers(1, 24))) for _ in range(4)]
-    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 61)
+    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, **reach)
     case = Case(sequences, heads, shape, dtype, cache_dtype)
     for backend in backends:
         expected = case.run(backend, rule)
@@ -151,6 +156,26 @@ def test_bits_do_not_depend_on_batch_chunks_or_blocks(backends, heads, kv_heads,
             assert all(torch.equal(a, b) for a, b in zip(expected, other, strict=True))
         single = Case(sequences[:1], heads, shape, dtype, cache_dtype)
         assert torch.equal(single.run(backend, rule)[0], expected[0])
+
+
+@pytest.mark.parametrize("reach", [{"sliding_window": 24}, {"chunk": 24}, {"chunk": 300}, {"chunk": 1}], ids=str)
+def test_keys_before_the_first_one_are_never_read(backends, reach):
+    """NaN in every block that a window or a chunk has left, for one new token, several, and those that begin a chunk."""
+    rule, shape = AttentionRule(0.25, **reach), CacheShape(8, 2, 16)
+    for old, new in ((23, 1), (24, 1), (47, 3), (299, 2), (300, 1), (700, 40)):
+        case = Case([(old, new)], 4, shape)
+        expected = case.run(ReferenceBackend(), rule)[0]
+        first = int(rule.first_keys(torch.tensor(old))) // shape.block_size * shape.block_size
+        for content in case.contents[0][1:]:
+            content[:first] = float("nan")
+        for backend in [ReferenceBackend(), *backends]:
+            assert (case.run(backend, rule)[0] - expected).abs().max() <= TOLERANCE[torch.float32]
+
+
+def test_windows_and_chunks_exclude_each_other():
+    """A rule has one or the other."""
+    with pytest.raises(ValueError, match="exclude each other"):
+        AttentionRule(1.0, 24, chunk=24)
 
 
 def test_thread_count_changes_nothing(backends):
@@ -271,11 +296,11 @@ def check_rounding(backends, heads, kept, dtype):
     ("heads", "kv_heads", "dim", "block_size"),
     [(9, 3, 64, 16), (4, 2, 24, 5), pytest.param(2, 1, 40, 48, marks=pytest.mark.long)],
 )
-@pytest.mark.parametrize("window", [None, 300])
-def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim, block_size, dtypes, window):
+@pytest.mark.parametrize("reach", [{}, {"sliding_window": 300}, {"chunk": 300}], ids=str)
+def test_bits_beside_sequences_that_share_blocks(backends, heads, kv_heads, dim, block_size, dtypes, reach):
     """Rows whose sequences begin with the same blocks, some for longer than others: each as if it were alone."""
     (dtype, cache_dtype), shape = dtypes, CacheShape(block_size, kv_heads, dim)
-    rule = AttentionRule(dim**-0.5, window)
+    rule = AttentionRule(dim**-0.5, **reach)
     keys, rng = [700, 523, 700, 600, 610, 20, 540], torch.Generator().manual_seed(0)
     width = -(-max(keys) // block_size)
     tables = torch.randperm(len(keys) * width, generator=rng).view(-1, width).to(torch.int32)

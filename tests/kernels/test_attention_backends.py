@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import varlen
 
 from paged_kernels.backend import AttentionRule, CacheShape
-from paged_kernels.gpu import flash_attention_3, flashinfer_attention
+from paged_kernels.gpu import flash_attention_3, flashinfer_attention, torch_attention
 from paged_kernels.registry import ATTENTION_BACKENDS, attention_backends, make_attention_backend
 from svc_common.errors import ConfigError
 from tests.support.attention_packages import FOLDER, in_torch
@@ -76,6 +76,16 @@ def test_limits_of_devices():
     assert hopper.device_problem((10, 0)) == "needs a GPU of compute capability 9.0 to 9.9, and this one has 10.0"
     assert ampere.device_problem((7, 5)) == "needs a GPU of compute capability 8.0 or more, and this one has 7.5"
     assert "AMD" in hopper.device_problem((9, 4), is_nvidia=False)
+
+
+@pytest.mark.parametrize("library", [flash_attention_3, flashinfer_attention, torch_attention])
+def test_limits_of_chunks_and_sinks(library):
+    """No library here takes them: a model that has them is refused by name."""
+    shape, dtype = CacheShape(16, 1, 64), torch.bfloat16
+    found = library.LIMITS.problem(shape, dtype, dtype, [AttentionRule(1.0), AttentionRule(1.0, chunk=24)])
+    assert found == "takes no chunked attention, and the model's chunks have 24 tokens"
+    found = library.LIMITS.problem(shape, dtype, dtype, [AttentionRule(1.0, sinks=torch.zeros(1))])
+    assert found == "takes no attention sinks, which the model has"
 
 
 def test_limits_of_windows():

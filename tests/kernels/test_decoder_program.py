@@ -186,7 +186,8 @@ def test_attend(compiled, dtypes, heads, kv_heads, dim, block_size):
     spans = [(2, 0, 21), (0, 70, 90), (3, 50, 51), (1, 4, 8)]
     filled(compiled, cache, [90, 8, 21, 51], layer=1)
     batch, stream = cache.batch(spans, padding=2), random(48, width, dtype=dtype, seed=3)
-    for rule in (*RULES, AttentionRule(0.3, None, None, torch.linspace(-2.0, 4.0, heads))):
+    sinks = torch.linspace(-2.0, 4.0, heads)
+    for rule in (*RULES, AttentionRule(0.3, None, None, sinks), AttentionRule(0.3, chunk=7)):
         found = bench.run(
             [bench.moved(STREAM, HEADS), Attend(1, rule), bench.moved(ATTENDED, STREAM)], stream, cache, batch
         )
@@ -236,7 +237,7 @@ def lives(prepared, cache, streams, chunks, padding=0):
         ends = [min(n + chunk, len(s)) for n, chunk, s in zip(done, chunks, streams, strict=True)]
         spans = [(row, n, end) for row, (n, end) in enumerate(zip(done, ends, strict=True)) if n < end]
         rows = torch.cat([*(streams[row][n:end] for row, n, end in spans), random(padding, 48).to(streams[0].dtype)])
-        prepared.run(rows, cache.batch(spans, padding), cache.pool)
+        prepared.run(rows, [cache.batch(spans, padding)], cache.pool)
         for (row, _, _), part in zip(spans, rows.split([*(e - n for _, n, e in spans), padding]), strict=False):
             results[row].append(part)
         done = ends
@@ -245,7 +246,8 @@ def lives(prepared, cache, streams, chunks, padding=0):
 
 def check_lives(compiled, heads, kv_heads, dim, block_size, dtype, threads, cache_dtype=None):
     """Bitwise the same in one piece, token by token, in chunks beside padding, alone, and with other threads."""
-    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, 29)
+    reach = {"sliding_window": 29} if kv_heads > 1 else {"chunk": 13}
+    shape, rule = CacheShape(block_size, kv_heads, dim), AttentionRule(dim**-0.5, **reach)
     operators, widths = layers_of(compiled, shape, heads, dtype, rule)
     cache_dtype = cache_dtype or dtype
     prepared = compiled.decoder.prepare(Program(operators, widths, heads, shape, dtype), cache_dtype)
@@ -321,12 +323,12 @@ def test_room_grows_and_stays(compiled, threads):
     stream = random(200, 48)
     parts = [stream[:2].clone(), stream[2:180].clone(), stream[180:].clone()]
     for part, span in zip(parts, [(0, 0, 2), (0, 2, 180), (0, 180, 200)], strict=True):
-        prepared.run(part, cache.batch([span]), cache.pool)
+        prepared.run(part, [cache.batch([span])], cache.pool)
     whole = stream.clone()
-    prepared.run(whole, cache.batch([(0, 0, 200)]), Cache(shape, 1, 200).pool)
+    prepared.run(whole, [cache.batch([(0, 0, 200)])], Cache(shape, 1, 200).pool)
     assert torch.equal(torch.cat(parts), whole)
     untouched = Cache(shape, 1, 200)
-    prepared.run(stream[:3].clone(), replace(untouched.batch([], padding=3)), untouched.pool)
+    prepared.run(stream[:3].clone(), [replace(untouched.batch([], padding=3))], untouched.pool)
     assert untouched.pool.isnan().all()
 
 
@@ -345,13 +347,13 @@ def test_decode_program(compiled, dtypes, bits, threads):
     for places in (cache, other):
         filled(compiled, places, [0, 5, 0, 0, 2], layer=0)
         filled(compiled, places, [0, 5, 0, 0, 2], layer=1)
-    rows = DecodeRows(ids, np.array(lengths, np.int32), np.array([2, 1, 4], np.int32), cache.tables.numpy())
+    rows = DecodeRows(ids, np.array(lengths, np.int32), np.array([2, 1, 4], np.int32), cache.tables.numpy()[None])
     with threads(2):
         run = kernels.prepare_decode(whole, cache_dtype).begin(rows, cache.pool)
         for step in range(9):
             stream = table[torch.from_numpy(ids).long()] * 0.5
             batch = other.batch([(row, n + step, n + step + 1) for row, n in zip((2, 1, 4), lengths, strict=True)])
-            alone.run(stream, batch, other.pool)
+            alone.run(stream, [batch], other.pool)
             logits = kernels.linear(stream, head, wide=True)
             assert run.step()
             assert torch.equal(run.logits, logits)
@@ -361,6 +363,45 @@ def test_decode_program(compiled, dtypes, bits, threads):
         table[int(ids[1])] = float("nan")
         assert not run.step()
     assert run.finite.tolist() == [True, False, True]
+
+
+def test_layers_of_two_cache_groups_share_a_pool(compiled, threads):
+    """R18: each layer writes to and reads from the blocks of its group's tables alone, whole programs and decode programs alike;
+    every other block of the pool stays NaN. Bitwise as with a pool entry for each layer."""
+    shape, kernels, dtype = CacheShape(4, 1, 16), compiled.decoder, torch.float32
+    operators, widths = layers_of(compiled, shape, 4, dtype, AttentionRule(0.25))
+    shared = [replace(op, layer=0, group=op.layer) if hasattr(op, "layer") else op for op in operators]
+    assert {op.group for op in shared if hasattr(op, "group")} == {0, 1}
+    table, vocab = random(70, widths[STREAM], seed=8), 70
+    head = kernels.pack(random(vocab, widths[STREAM], seed=9), None)
+    plain = Cache(shape, 3, 24, dtype)
+    joint = Cache(shape, 6, 24, dtype, num_layers=1)  # rows 3 to 5 are the sequences' tables in the second group
+    groups = [joint.tables[:3].contiguous(), joint.tables[3:].contiguous()]
+
+    def of_groups(spans, padding=0):
+        one, both = plain.batch(spans, padding), joint.batch([(row + 3, *span) for row, *span in spans], padding)
+        first = joint.batch(spans, padding)
+        return [replace(one, slots=each.slots, block_tables=t) for each, t in zip((first, both), groups, strict=True)]
+
+    with threads(2):
+        programs = [kernels.prepare(Program(ops, widths, 4, shape, dtype), dtype) for ops in (operators, shared)]
+        for spans, padding in (([(0, 0, 9), (2, 0, 5)], 2), ([(2, 5, 6), (0, 9, 14), (1, 0, 1)], 0)):
+            stream = random(sum(end - begin for _, begin, end in spans) + padding, widths[STREAM], seed=3)
+            other = stream.clone()
+            programs[0].run(stream, [plain.batch(spans, padding)], plain.pool)
+            programs[1].run(other, of_groups(spans, padding), joint.pool)
+            assert torch.equal(stream, other)
+        runs = []
+        for ops, cache, tables in ((operators, plain, plain.tables[None]), (shared, joint, torch.stack(groups))):
+            whole = Program([Embed(table, 0.5), *ops, Head(head), Choose(vocab)], widths, 4, shape, dtype)
+            columns = np.array([3, 60, 7], np.int32), np.array([14, 1, 6], np.int32), np.arange(3, dtype=np.int32)
+            runs.append(kernels.prepare_decode(whole, dtype).begin(DecodeRows(*columns, tables.numpy()), cache.pool))
+        for _ in range(5):
+            assert runs[0].step()
+            assert runs[1].step()
+            assert torch.equal(runs[0].logits, runs[1].logits)
+    free = sorted(set(range(joint.pool.shape[2])) - set(joint.tables.unique().tolist()))
+    assert joint.pool[:, :, free].isnan().all()
 
 
 def test_what_runs(compiled):

@@ -17,7 +17,7 @@ from paged_kernels.resources.forms import (
 )
 from paged_kernels.resources.launches import Launch
 
-PLAIN, CAPPED_WINDOW = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0)
+PLAIN, CAPPED_WINDOW, CHUNKS = AttentionRule(0.1), AttentionRule(0.1, 512, 30.0), AttentionRule(0.1, chunk=512)
 KERNELS = {
     "attention_kernel", "combine_kernel", "plan_kernel", "write_kernel", "move_kernel", "draw_kernel", "logprob_kernel",
     "choose_kernel", "float8_kernel", "embed_kernel", "norm_kernel", "gated_kernel", "rotate_kernel", "begin_kernel",
@@ -103,11 +103,11 @@ DTYPES, HEAD_DIMS = (torch.float32, torch.bfloat16, torch.float16), (64, 80, 96,
 
 
 def forms(head_dim: int, dtype: torch.dtype) -> list[tuple[int, int, AttentionRule]]:
-    """(heads per kv head, block size, rule) of a head size: both forms for the commonest, else in turn, so that every form meets
-    every type and every size."""
+    """(heads per kv head, block size, rule) of a head size: both forms, and chunks, for the commonest, else in turn, so that
+    every form meets every type and every size."""
     both = [(1, 16, PLAIN), (7, 48, CAPPED_WINDOW)]
     turn = (HEAD_DIMS.index(head_dim) + DTYPES.index(dtype)) % 2
-    return both if head_dim == 128 else [both[turn]]
+    return [*both, (2, 32, CHUNKS)] if head_dim == 128 else [both[turn]]
 
 
 def gpus_of(head_dim: int, dtype: torch.dtype) -> list[str]:

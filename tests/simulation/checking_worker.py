@@ -5,7 +5,7 @@ or a swap to the wrong place is seen when it is read.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -143,8 +143,8 @@ class _Row:
 class CheckingWorker(VirtualWorker):
     """The rows and the memory of one worker process.
 
-    `window`: tokens that attention looks back. `complain` is called for every inconsistency: rows that do not fit, blocks with
-    other contents.
+    `windows`: of each cache group, the tokens that attention looks back; None: all. `complain` is called for every
+    inconsistency: rows that do not fit, blocks with other contents.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class CheckingWorker(VirtualWorker):
         requests: Mapping[str, Request],
         memory: Memory,
         *,
-        window: int | None,
+        windows: Sequence[int | None],
         block_size: int,
         max_num_rows: int,
         complain: Complain,
@@ -161,7 +161,7 @@ class CheckingWorker(VirtualWorker):
         super().__init__(tokens, requests)
         self.rows: dict[str, _Row] = {}
         self._memory = memory
-        self._window = window
+        self._windows = windows
         self._size = block_size
         self._max_num_rows = max_num_rows
         self._complain = complain
@@ -233,26 +233,37 @@ class CheckingWorker(VirtualWorker):
 
     def _write(self, entry: ScheduledSequence, memory: Memory) -> None:
         row, end = self.rows[entry.name], entry.computed_before + entry.num_tokens
-        if memory.room(row.table) < end:
-            self._complain(f"{entry.name} has {len(row.table)} blocks of {self._size} for {end} tokens")
-            return
         sure = end - entry.num_drafts
-        key = row.keys[sure - 1] if sure else row.salt
-        for position in range(first_computed(entry, self._size), sure):
-            memory.write(row.table, position, row.keys[position])
+        keys = row.keys[:sure]
         for position in range(sure, end):
-            offset = position - entry.num_prompt_tokens
-            key = next_key(key, self._tokens.guess(entry.request_id, entry.index, offset))
-            memory.write(row.table, position, key)
+            guess = self._tokens.guess(entry.request_id, entry.index, position - entry.num_prompt_tokens)
+            keys.append(next_key(keys[-1] if keys else row.salt, guess))
+        for table, keys_of_group in self._of_groups(row.table, keys):
+            if memory.room(table) < end:
+                self._complain(f"{entry.name} has {len(table)} blocks of {self._size} for {end} tokens")
+                return
+            for position in range(first_computed(entry, self._size), end):
+                memory.write(table, position, keys_of_group[position])
+
+    def _of_groups(self, table: list[int], keys: list[int]) -> list[tuple[list[int], list[int]]]:
+        """Table and keys of each cache group: a position of a table has one block for each, with contents of its own."""
+        step = len(self._windows)
+        if step == 1:
+            return [(table, keys)]
+        return [(table[group::step], [next_key(key, group) for key in keys]) for group in range(step)]
 
     def _read(self, entry: ScheduledSequence, memory: Memory) -> None:
         """Check that the blocks contain everything the share attends to, written before or by other shares of this step."""
         row, start = self.rows[entry.name], first_computed(entry, self._size)
-        first = 0 if self._window is None else max(0, start - self._window + 1)
-        wrong = memory.first_wrong(row.table, row.keys, first, min(start, len(row.keys)))
-        if wrong is None:
-            return
-        if self._failed:  # an earlier step failed, which the scheduler does not know yet
-            memory.forget(row.table, start, entry.computed_before + entry.num_tokens)
+        groups = self._of_groups(row.table, row.keys)
+        for window, (table, keys) in zip(self._windows, groups, strict=True):
+            first = 0 if window is None else max(0, start - window + 1)
+            wrong = memory.first_wrong(table, keys, first, min(start, len(keys)))
+            if wrong is not None and not self._failed:
+                self._complain(f"{entry.name} reads in the block of its token {wrong} what is not its own")
+            if wrong is not None:
+                break
         else:
-            self._complain(f"{entry.name} reads in the block of its token {wrong} what is not its own")
+            return
+        for table, _ in groups:  # an earlier step failed, which the scheduler does not know yet
+            memory.forget(table, start, entry.computed_before + entry.num_tokens)

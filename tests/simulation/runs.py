@@ -103,7 +103,7 @@ def _worker(
         tokens,
         requests,
         UncountedMemory() if spec.cache == "none" else BlockMemory(limits.block_size),
-        window=None if spec.cache == "vllm_2023" else spec.sliding_window,
+        windows=setting.windows,
         block_size=limits.block_size,
         max_num_rows=limits.max_num_seqs,
         complain=complain,

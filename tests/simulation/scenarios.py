@@ -13,7 +13,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import BeamRules, StopRules
 from svc_common.errors import ConfigError
-from tests.support.core.random_policies import Setting, random_setting, with_workers
+from tests.support.core.random_policies import Setting, random_setting, with_groups, with_workers
 
 EARLY_STOPPING: tuple[bool | str, ...] = (True, False, "never")
 _ATTEMPTS = 50
@@ -57,6 +57,14 @@ def scenario_of_several(seed: int, policy: str | None = None) -> Scenario:
     horizon_s = (one.times_s[-1] if one.times_s else 0.0) + 40 * one.cost.base_s
     faults = {number: replace(Faults.random(rng, horizon_s), jumps=()) for number in range(1, len(setting.pools))}
     return replace(one, setting=setting, faults_of=faults)
+
+
+def scenario_of_groups(seed: int, policy: str | None = None) -> Scenario:
+    """The same scenario for a model with several cache groups, under a policy that serves them."""
+    rng = random.Random(f"groups {seed}")
+    names = [name for name in presets.policy_names() if presets.preset(name).has("cache groups")]
+    one = scenario(seed, policy or rng.choice(names))
+    return replace(one, setting=with_groups(one.setting, rng))
 
 
 def scenario(seed: int, policy: str | None = None) -> Scenario:

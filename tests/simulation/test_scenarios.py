@@ -13,7 +13,7 @@ import pytest
 from scheduler_svc.core.composition import presets
 from tests.simulation.__main__ import main
 from tests.simulation.runs import run
-from tests.simulation.scenarios import Scenario, scenario, scenario_of_several
+from tests.simulation.scenarios import Scenario, scenario, scenario_of_groups, scenario_of_several
 
 ROOT = Path(__file__).parents[2]
 Record = Callable[[str, object], None]
@@ -68,6 +68,16 @@ def test_scenarios_of_several_workers(num: int, record_property: Record) -> None
     """R2, R3, R200: one to four worker groups, which die, hang and come back one by one; judged from outside alike."""
     start = time.process_time()
     record_property("size", f"several workers, {sizes(judged(0, num, scenario_of_several), start)}")
+
+
+@pytest.mark.parametrize("num", [80, pytest.param(3_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(900)
+def test_scenarios_of_cache_groups(num: int, record_property: Record) -> None:
+    """R3, R105, R200: models with several cache groups: whatever a token attends to is in the blocks of each group."""
+    start = time.process_time()
+    counts = judged(0, num, scenario_of_groups)
+    assert min(counts["preemptions"], counts["workers_lost"], counts["repeated_results"]) > num / 4
+    record_property("size", f"cache groups, {sizes(counts, start)}")
 
 
 @pytest.mark.long

@@ -9,12 +9,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
-    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite",
+    "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2",
+    "glm4_moe",
 )  # fmt: skip
-MIXTURES = ("mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite")
+MIXTURES = (
+    "mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "glm4_moe",
+)  # fmt: skip
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -26,10 +33,11 @@ INIT_RANGE = 0.3
 HIDDEN = 64
 LAYERS = 2
 HEADS = 4
-SLIDING_WINDOW = 24  # no multiple of any block size in use: windows begin within blocks
+SCALED_FROM = 16
+SLIDING_WINDOW = CHUNK = 24  # no multiple of any block size in use: windows and chunks begin within blocks
 
 
-def _gated(model_type: str, **extra: object) -> dict[str, object]:
+def gated(model_type: str, **extra: object) -> dict[str, object]:
     return {
         "model_type": model_type,
         "hidden_size": HIDDEN,
@@ -46,7 +54,7 @@ def _gated(model_type: str, **extra: object) -> dict[str, object]:
 
 def _gemma(model_type: str, **extra: object) -> dict[str, object]:
     """Windowed and full layers in turn, a query scale of its own (not head_dim ** -0.5)."""
-    return _gated(
+    return gated(
         model_type,
         num_hidden_layers=4,
         layer_types=["sliding_attention", "full_attention"] * 2,
@@ -57,9 +65,9 @@ def _gemma(model_type: str, **extra: object) -> dict[str, object]:
     )
 
 
-def _latent(model_type: str, **extra: object) -> dict[str, object]:
+def latent(model_type: str, **extra: object) -> dict[str, object]:
     """Keys and values from one latent vector, and experts; keys have 24 elements and values 16."""
-    return _gated(
+    return gated(
         model_type,
         num_key_value_heads=HEADS,
         q_lora_rank=48,
@@ -74,18 +82,18 @@ def _latent(model_type: str, **extra: object) -> dict[str, object]:
     )
 
 
-def _experts(model_type: str, **extra: object) -> dict[str, object]:
-    return _gated(model_type, num_local_experts=4, num_experts_per_tok=2, **extra)
+def experts(model_type: str, **extra: object) -> dict[str, object]:
+    return gated(model_type, **{"num_local_experts": 4, "num_experts_per_tok": 2, **extra})
 
 
 CONFIGS: dict[str, dict[str, object]] = {
-    "llama": _gated("llama"),
-    "mistral": _gated("mistral", head_dim=16, sliding_window=SLIDING_WINDOW),
-    "qwen2": _gated("qwen2"),
-    "qwen3": _gated("qwen3", head_dim=32),
+    "llama": gated("llama"),
+    "mistral": gated("mistral", head_dim=16, sliding_window=SLIDING_WINDOW),
+    "qwen2": gated("qwen2"),
+    "qwen3": gated("qwen3", head_dim=32),
     "gemma2": _gemma("gemma2", attn_logit_softcapping=4.0, final_logit_softcapping=20.0),
     "gemma3_text": _gemma("gemma3_text"),
-    "phi3": _gated("phi3"),
+    "phi3": gated("phi3"),
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": HIDDEN,
@@ -115,21 +123,70 @@ CONFIGS: dict[str, dict[str, object]] = {
         "word_embed_proj_dim": HIDDEN,
         "init_std": INIT_RANGE,
     },
-    "mixtral": _experts("mixtral", sliding_window=None),
-    "qwen3_moe": _experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
+    "mixtral": experts("mixtral", sliding_window=None),
+    "qwen3_moe": experts("qwen3_moe", head_dim=16, moe_intermediate_size=HIDDEN, norm_topk_prob=True),
     # Its window is in its masks alone: attention is not told.
-    "phimoe": _experts("phimoe", sliding_window=SLIDING_WINDOW),
+    "phimoe": experts("phimoe", sliding_window=SLIDING_WINDOW),
     # Sinks in every layer, and windows in some.
-    "gpt_oss": _experts(
+    "gpt_oss": experts(
         "gpt_oss",
         head_dim=16,
         sliding_window=SLIDING_WINDOW,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "deepseek_v3": _latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
-    "glm4_moe_lite": _latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
+    "deepseek_v3": latent("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=1),
+    "glm4_moe_lite": latent("glm4_moe_lite", mlp_layer_types=["dense", "sparse"]),
+    # Chunks in some layers; the others have no positions, but queries that grow with them. Experts in every second layer.
+    "llama4_text": experts(
+        "llama4_text",
+        num_hidden_layers=4,
+        num_experts_per_tok=1,
+        head_dim=16,
+        intermediate_size_mlp=2 * HIDDEN,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=CHUNK,
+        no_rope_layer_interval=2,
+        attn_temperature_tuning=True,
+        floor_scale=8,
+        attn_scale=0.5,
+    ),
+    # Queries grow with their positions, from SCALED_FROM tokens on.
+    "mistral4": latent(
+        "mistral4",
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        n_shared_experts=1,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": MAX_POSITIONS / SCALED_FROM,
+            "original_max_position_embeddings": SCALED_FROM,
+            "llama_4_scaling_beta": 0.5,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    ),
+    # Windows with positions, full layers without; attention and gated part side by side.
+    "cohere2": gated(
+        "cohere2", head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "glm4_moe": gated(
+        "glm4_moe",
+        head_dim=16,
+        use_qk_norm=True,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=HIDDEN,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+    ),
     # Windows of some layers, in its masks alone; an expert that computes all tokens.
-    "qwen2_moe": _gated(
+    "qwen2_moe": gated(
         "qwen2_moe",
         use_sliding_window=True,
         sliding_window=SLIDING_WINDOW,
@@ -140,7 +197,7 @@ CONFIGS: dict[str, dict[str, object]] = {
         shared_expert_intermediate_size=HIDDEN,
     ),
     # Its router asks what its weights are made of.
-    "hunyuan_v1_moe": _experts("hunyuan_v1_moe", num_experts=4, moe_topk=2, head_dim=16),
+    "hunyuan_v1_moe": experts("hunyuan_v1_moe", num_experts=4, moe_topk=2, head_dim=16),
 }
 
 
@@ -176,6 +233,23 @@ def _write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def auto_class(config: "PreTrainedConfig") -> type["AutoModelForCausalLM"] | type["AutoModelForImageTextToText"]:
+    """transformers' auto class for a configuration: of models that also take images, with all their parts."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_text = config.get_text_config(decoder=True) is config and type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+
+
+def load_reference(path: Path, **options: object) -> "PreTrainedModel":
+    """A checkpoint as transformers runs it, in float32."""
+    import torch
+    from transformers import AutoConfig
+
+    auto = auto_class(AutoConfig.from_pretrained(path))
+    return auto.from_pretrained(path, dtype=torch.float32, **options).eval()
+
+
 def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:
     """Writes a random checkpoint of `family` (one of FAMILIES) into folder `path`; returns `path`.
 
@@ -203,7 +277,7 @@ def _files(config: str, seed: int, dtype: str) -> Mapping[str, bytes]:
 
 def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     shared = {
         "vocab_size": VOCAB_SIZE,
@@ -215,9 +289,11 @@ def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None
     loaded = AutoConfig.for_model(merged.pop("model_type"), **merged)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(loaded).eval()
+        model = auto_class(loaded).from_config(loaded).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # zero by default, which would hide a lost bias
                 torch.nn.init.normal_(parameter, std=0.1)
-    model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)
+    if dtype != "float32":
+        model.to(getattr(torch, dtype))
+    model.save_pretrained(path, safe_serialization=True)
     _write_tokenizer(path)

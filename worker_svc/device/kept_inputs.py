@@ -20,28 +20,34 @@ class BlockTables:
     ) -> None:
         self._table, self._queue = table, queue
         is_here = device.type == "cpu"
-        self._copy = kept if is_here or kept is not None else torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._copy = (
+            kept
+            if is_here or kept is not None
+            else torch.zeros(len(table.block_tables), 0, 0, dtype=torch.int32, device=device)
+        )
 
     def now(self) -> torch.Tensor:
-        """int32 [rows, most blocks], as the table is now. Call inside the queue's `inputs`."""
+        """int32 [cache groups, rows, most blocks], as the table is now. Call inside the queue's `inputs`."""
         here = self._table.block_tables
         if self._copy is None:
             return torch.from_numpy(here)
         rows, places = self._table.new_blocks()
         if len(rows):
             self._need(int(rows.max()) + 1, int(places.max()) + 1)
-            cells, blocks = self._queue.upload(rows.astype(np.int64) * self._copy.shape[1] + places, here[rows, places])
-            self._copy.view(-1).index_copy_(0, cells, blocks)
+            of_row = rows.astype(np.int64) * self._copy.shape[2] + places
+            cells, blocks = self._queue.upload(of_row, here[:, rows, places])
+            self._copy.view(len(here), -1).index_copy_(1, cells, blocks)
             self._table.copied_blocks()
         return self._copy
 
     def _need(self, num_rows: int, width: int) -> None:
         before = self._copy
         assert before is not None
-        if num_rows > before.shape[0] or width > before.shape[1]:
-            wide = len(self._table.block_tables), self._table.block_tables.shape[1]
+        _, rows, columns = before.shape
+        if num_rows > rows or width > columns:
+            wide = self._table.block_tables.shape
             self._copy = torch.zeros(wide, dtype=torch.int32, device=before.device)
-            self._copy[: before.shape[0], : before.shape[1]] = before[: wide[0], : wide[1]]
+            self._copy[:, :rows, :columns] = before[:, : wide[1], : wide[2]]
 
 
 class LastTokens:

@@ -17,6 +17,7 @@ from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from worker_svc.adapters.adapter_loading import AdapterLimits, Adapters
 from worker_svc.block_images import BlockImages, check_blocks
 from worker_svc.device import malloc_tuning
+from worker_svc.device.choice import choose_backend, choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST, Devices
 from worker_svc.device.streams import device_errors
 from worker_svc.device.swaps import staging_bytes
@@ -27,7 +28,7 @@ from worker_svc.executor.step_runner import StepRunner
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.loading import LoadedModel
 from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
@@ -49,8 +50,8 @@ class ModelEngine:
         """Choose device and backend; raises ConfigError if this release does not have them."""
         self._ranks = ranks
         malloc_tuning.keep_freed_memory(os.environ)
-        self._device = model_loading.choose_device(settings, devices)
-        self.device, self.backend = str(self._device.torch_device), model_loading.choose_backend(settings, self._device)
+        self._device = choose_device(settings, devices)
+        self.device, self.backend = str(self._device.torch_device), choose_backend(settings, self._device)
         if ranks.num_stages > 1 and self._device is not HOST:
             raise ConfigError(
                 f"--pipeline-parallel {ranks.num_stages} runs on the CPU only, and the device is {self.device}: use --device cpu",
@@ -146,6 +147,7 @@ class ModelEngine:
                 cache_bytes=settings.kv_cache_memory_bytes,
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,
                 profiled_tokens=profiled_tokens,
+                groups=loaded.groups,
             ),
         )
 
@@ -156,7 +158,14 @@ class ModelEngine:
         self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
         self._cache.expect(0)
         self._rows = RowTable(
-            ChangeLimits(limits.vocab_size, limits.max_model_len, limits.block_size, num_gpu_blocks, num_cpu_blocks)
+            ChangeLimits(
+                limits.vocab_size,
+                limits.max_model_len,
+                limits.block_size,
+                num_gpu_blocks,
+                num_cpu_blocks,
+                num_groups=loaded.num_groups,
+            )
         )
         self._need_adapters().guard(self._rows)
         loaded.model.bind(loaded.shape, self._cache.device_pool)

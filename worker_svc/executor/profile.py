@@ -18,7 +18,7 @@ from paged_kernels.registry import attention_limits
 from worker_svc.device.devices import HOST
 from worker_svc.engine import Progress
 from worker_svc.invariance import FREE, RowRule, measure
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.fused.recorded_steps import RecordedSteps, most_rows
 from worker_svc.model.input_batch import model_inputs, without_lengths
 from worker_svc.model.loading import LoadedModel
@@ -45,9 +45,9 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     counts[: max_num_batched_tokens % num_seqs] += 1
     longest = min(int(counts.max()), loaded.limits.max_model_len)
     # All sequences share the same blocks: only sizes matter here.
-    tables = np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1))
+    tables = of_groups(np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1)), loaded.num_groups)
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
-    loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[1]).device_pool)
+    loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[2] * loaded.num_groups).device_pool)
     steps = model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule)
     if attention_limits(loaded.kernels) is not None:
         # What a library leaves to the Triton kernels may take more memory.
@@ -62,7 +62,7 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
 
 def run_fixed_step(loaded: LoadedModel, max_num_seqs: int) -> None:
     """Run the largest decode step of those that are recorded, if the model has such: recordings keep its memory."""
-    loaded.model.bind(loaded.shape, loaded.new_cache(1).device_pool)
+    loaded.model.bind(loaded.shape, loaded.new_cache(loaded.num_groups).device_pool)
     num_rows = most_rows(max_num_seqs)
     steps = loaded.model.fixed_steps(num_rows, kept_rows(loaded, max_num_seqs))
     if steps is not None:
@@ -73,7 +73,7 @@ def run_fixed_step(loaded: LoadedModel, max_num_seqs: int) -> None:
 def kept_rows(loaded: LoadedModel, max_num_seqs: int) -> KeptRows:
     """Memory for what the device keeps of so many rows."""
     width = -(-loaded.limits.max_model_len // loaded.shape.block_size)
-    return KeptRows.zeros(max_num_seqs, width, loaded.device.torch_device)
+    return KeptRows.zeros(max_num_seqs, width, loaded.device.torch_device, loaded.num_groups)
 
 
 def record_decode_steps(
@@ -83,9 +83,10 @@ def record_decode_steps(
 
     Reports how many are made and the time left, and logs the whole time.
     """
-    if not (max_num_seqs and pool.shape[2]) or loaded.device is HOST:
+    num_groups = loaded.num_groups
+    if not max_num_seqs or pool.shape[2] < num_groups or loaded.device is HOST:
         return None
-    begun_s, size, table = time.monotonic(), loaded.shape.block_size, np.zeros((1, 1), np.int32)
+    begun_s, size, table = time.monotonic(), loaded.shape.block_size, of_groups(np.zeros((1, 1), np.int32), num_groups)
     packed = pack([Chunk(0, size - 1, [1], samples=True)], table, size)
     [step] = model_inputs(packed, torch.from_numpy(table), FREE)
 
@@ -95,7 +96,7 @@ def record_decode_steps(
 
     kept = kept_rows(loaded, max_num_seqs)
     steps = loaded.model.record(loaded.device, most_rows(max_num_seqs), kept, step, on_made)
-    pool[:, :, 0] = 0  # the block of the trial
+    pool[:, :, :num_groups] = 0  # the blocks of the trial
     if steps is not None:
         log.info("recorded decode steps of %d sizes in %.1f s", steps.count, time.monotonic() - begun_s)
     return steps
@@ -144,7 +145,7 @@ def _company_is_irrelevant(loaded: LoadedModel, rule: RowRule) -> bool:
     width = -(-max(_CHECK_TOKENS, _CHECK_FILLER) // size)
     ids = np.arange(4 * width, dtype=np.int32)
     alone, beside = ids[: 2 * width].reshape(2, width), ids[::-1][: 2 * width].reshape(2, width).copy()
-    loaded.model.bind(loaded.shape, loaded.new_cache(4 * width).device_pool)
+    loaded.model.bind(loaded.shape, loaded.new_cache(4 * width * loaded.num_groups).device_pool)
     tokens = _spread(_CHECK_TOKENS, loaded.limits.vocab_size)
     filler = _spread(_CHECK_FILLER, loaded.limits.vocab_size)
     expected = _last_logits(loaded, rule, alone, [[Chunk(0, 0, tokens, samples=True)]])
@@ -164,7 +165,7 @@ def _last_logits(
     loaded: LoadedModel, rule: RowRule, tables: np.ndarray, steps: Sequence[Sequence[Chunk]]
 ) -> torch.Tensor:
     """Logits of the last token of the last step."""
-    logits = torch.empty(0)
+    logits, tables = torch.empty(0), of_groups(tables, loaded.num_groups)
     for chunks in steps:
         packed = pack(chunks, tables, loaded.shape.block_size)
         logits = loaded.model.logits(model_inputs(packed, torch.from_numpy(tables), rule))

@@ -27,7 +27,7 @@ from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.row_model import RowModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns

@@ -21,9 +21,9 @@ from worker_svc.model.checkpoint import Checkpoint
 
 _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
 _NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Fields that change attention in ways that never reach the attention function.
-_UNSEEN_FIELDS = ("attention_chunk_size", "num_kv_shared_layers", "use_bidirectional_attention")
+_UNSEEN_FIELDS = ("num_kv_shared_layers", "use_bidirectional_attention")
 
 
 def unsupported(what: str, *, module: str = "") -> ConfigError:
@@ -110,7 +110,10 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
 
 
 def sliding_window(calls: Sequence[LayerCall]) -> int:
-    """Largest sliding window of all layers, from a probe's calls; 0 if any layer attends to the whole sequence."""
+    """Largest sliding window of all layers, from a probe's calls; 0 if any layer attends to the whole sequence.
+
+    A chunk counts as a window of its size, which is never less than what its tokens see.
+    """
     windows = [call.window for call in calls]
     return 0 if None in windows else max((window for window in windows if window is not None), default=0)
 

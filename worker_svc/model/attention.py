@@ -4,7 +4,7 @@ A model's attention modules refer to an `Attention` object (`attach`) that handl
 records them, and the paged one writes keys and values into blocks and attends over them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
 from worker_svc.model import masks
+from worker_svc.model.cache.cache_groups import LayerPlace
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"
@@ -69,9 +70,15 @@ def attach(model: nn.Module, attention: Attention) -> None:
         setattr(module, _SLOT, attention)
 
 
-def _rule(options: dict[str, Any], head_dim: int, window: int | None, sinks: torch.Tensor | None) -> AttentionRule:
+def _rule(
+    options: dict[str, Any],
+    head_dim: int,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    chunk: int | None,
+) -> AttentionRule:
     scale = options.get("scaling")
-    return AttentionRule(head_dim**-0.5 if scale is None else scale, window, options.get("softcap"), sinks)
+    return AttentionRule(head_dim**-0.5 if scale is None else scale, window, options.get("softcap"), sinks, chunk)
 
 
 def _sinks(options: dict[str, Any]) -> torch.Tensor | None:
@@ -97,8 +104,8 @@ class LayerCall:
 
     @property
     def window(self) -> int | None:
-        """Sliding window in tokens; None = unlimited."""
-        return self.rule.sliding_window
+        """The most tokens that a token sees, by a sliding window or in its chunk; None = unlimited."""
+        return self.rule.most_keys
 
 
 class ProbeAttention:
@@ -122,7 +129,8 @@ class ProbeAttention:
         problem = _problem(module, options) or _shape_problem(query, key, value) or _sinks_problem(query, options)
         problem = problem or self._mask_problem(seen, options)
         layer = int(getattr(module, "layer_idx", -1))
-        rule = _rule(options, key.shape[3], _window(options, seen), _sinks(options))
+        window = None if seen.chunk else _window(options, seen)
+        rule = _rule(options, key.shape[3], window, _sinks(options), seen.chunk)
         kind = type(module).__name__
         head_dim = max(key.shape[3], value.shape[3])
         self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], head_dim, rule, problem))
@@ -133,7 +141,7 @@ class ProbeAttention:
             return f"uses {seen.problem}, which is not supported"
         window = _window(options, seen)
         if self._in_force(window) != seen.window:
-            return f"passes sliding_window={window} to attention, but its mask has a window of {seen.window}"
+            return f"passes sliding_window={window} to attention, but its mask has {seen}"
         return ""
 
     def _in_force(self, window: int | None) -> int | None:
@@ -185,19 +193,23 @@ def _sinks_problem(query: torch.Tensor, options: dict[str, Any]) -> str:
 class PagedAttention:
     """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `rules`: per layer, from a probe, of which windows and sinks are used. `pool`: has an entry for each of these layers.
+    `rules`: per layer, from a probe, of which windows, chunks and sinks are used. `places`: of these layers in `pool`.
     """
 
     def __init__(
-        self, backend: KernelBackend, shape: CacheShape, pool: torch.Tensor, rules: Mapping[int, AttentionRule]
+        self,
+        backend: KernelBackend,
+        shape: CacheShape,
+        pool: torch.Tensor,
+        rules: Mapping[int, AttentionRule],
+        places: Mapping[int, LayerPlace],
     ) -> None:
-        self._backend, self._shape, self._rules = backend, shape, rules
-        self._layers = dict(zip(sorted(rules), pool, strict=True))
-        self._batch: AttentionBatch | None = None
+        self._backend, self._shape, self._pool, self._rules, self._places = backend, shape, pool, rules, places
+        self._batches: Sequence[AttentionBatch] = ()
 
-    def begin(self, batch: AttentionBatch) -> None:
-        """Set the tokens of the next forward pass."""
-        self._batch = batch
+    def begin(self, batches: Sequence[AttentionBatch]) -> None:
+        """Set the tokens of the next forward pass, for each cache group."""
+        self._batches = batches
 
     def call(
         self,
@@ -209,15 +221,15 @@ class PagedAttention:
         options: dict[str, Any],
     ) -> torch.Tensor:
         """See Attention. Writes keys and values first."""
-        assert self._batch is not None, "begin() comes before the forward pass"
-        cache = self._layers[module.layer_idx]
+        place = self._places[module.layer_idx]
+        cache, batch = self._pool[place.index], self._batches[place.group]
         written = written_dtype(cache.dtype)
         width = self._shape.head_dim
         keys, values = _rows(key, width).to(written), _rows(value, width).to(written)
-        self._backend.write_kv(keys, values, cache, self._batch.slots, self._shape)
+        self._backend.write_kv(keys, values, cache, batch.slots, self._shape)
         probed = self._rules[module.layer_idx]
-        rule = _rule(options, query.shape[3], probed.sliding_window, probed.sinks)
-        found = self._backend.paged_attention(_rows(query, width), cache, self._batch, self._shape, rule)
+        rule = _rule(options, query.shape[3], probed.sliding_window, probed.sinks, probed.chunk)
+        found = self._backend.paged_attention(_rows(query, width), cache, batch, self._shape, rule)
         return found[None, ..., : value.shape[3]]
 
 

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
+from worker_svc.model.decoder import text_half
 from worker_svc.model.formats.forms import UnsupportedWeights
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
@@ -151,7 +152,7 @@ def read_config(path: Path) -> PreTrainedConfig:
     for part in (config, config.get_text_config(decoder=True)):
         if isinstance(part, PreTrainedConfig):
             part.__dict__.pop("quantization_config", None)  # transformers would read the weights by it
-    return config
+    return text_half.without_other_parts(config)
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
@@ -219,14 +220,18 @@ def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
 
 
 def model_class(checkpoint: Checkpoint) -> type[PreTrainedModel]:
-    """transformers' causal language model class for this configuration. Raises ConfigError if there is none."""
-    try:
-        return AutoModelForCausalLM._model_mapping[type(checkpoint.config)]
-    except KeyError:
-        names = ", ".join(checkpoint.config.architectures or [checkpoint.config.model_type])
-        raise _error(
-            "MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is not a causal language model"
-        ) from None
+    """transformers' causal language model class for this configuration. Raises ConfigError if there is none.
+
+    Of a model that also takes other inputs than text: the class without what these need.
+    """
+    config = checkpoint.config
+    found = text_half.class_of(config)
+    if found is None:
+        names = ", ".join(config.architectures or [config.model_type])
+        raise _error("MODEL_UNSUPPORTED", checkpoint.path, f"is {names}, which is not a causal language model")
+    whole_type = read_json(checkpoint.path / "config.json").get("model_type", config.model_type)
+    has_parts = checkpoint.text_config is not config or whole_type != config.model_type
+    return text_half.text_half(found) if has_parts else found
 
 
 def late_weights(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> dict[str, tuple[int, int]]:

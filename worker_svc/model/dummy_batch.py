@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker_svc.rows.batch import PackedTokens
 
@@ -25,13 +26,18 @@ class Chunk:
     samples: bool = False
 
 
-def pack(chunks: Sequence[Chunk], tables: np.ndarray, block_size: int) -> PackedTokens:
-    """Pack the chunks into one row."""
+def of_groups(tables: NDArray[np.int32], num_groups: int) -> NDArray[np.int32]:
+    """Block tables of all cache groups, [num_groups, S, most], from one's [S, most]: without a block in two of them."""
+    return tables * np.int32(num_groups) + np.arange(num_groups, dtype=np.int32)[:, None, None]
+
+
+def pack(chunks: Sequence[Chunk], tables: NDArray[np.int32], block_size: int) -> PackedTokens:
+    """Pack the chunks into one row. `tables`: [cache groups, S, most blocks]."""
     counts = [len(chunk.token_ids) for chunk in chunks]
     offsets = np.cumsum([0, *counts], dtype=np.int32)
     positions = np.concatenate([np.arange(c.start, c.start + len(c.token_ids), dtype=np.int32) for c in chunks])
     rows = np.repeat(np.array([c.row for c in chunks], np.int32), counts)
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    slots = tables[:, rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     tokens = np.concatenate([np.array(c.token_ids, np.int32) for c in chunks])
     sampled = np.array([end - 1 for c, end in zip(chunks, offsets[1:], strict=True) if c.samples], np.int32)
     return PackedTokens(tokens, positions, rows, slots, offsets, sampled)

@@ -17,7 +17,7 @@ from worker_svc.invariance import RowRule
 from worker_svc.rows.batch import PackedTokens
 
 _NOTHING = np.zeros(0, np.int64)
-_FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}
+_FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}  # the last axis is that of tokens
 """Columns of the tokens that are padded, and with what."""
 
 Upload = Callable[..., list[torch.Tensor]]
@@ -26,7 +26,7 @@ Upload = Callable[..., list[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One forward pass.
+    """One forward pass. `attention`: of each cache group.
 
     `token_ids`, `positions`: int64 [1, T]. `logit_rows`: int64, packed positions where logits are wanted,
     padded; the first `num_logits` are real. `adapter_ids`: int32 [T], 0 = none; None if no token has an
@@ -35,7 +35,7 @@ class ModelInput:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
     logit_rows: torch.Tensor
     num_logits: int
     adapter_ids: NDArray[np.int32] | None = None
@@ -53,14 +53,14 @@ class ModelInput:
             self,
             token_ids=self.token_ids.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
-            attention=self.attention.to(device),
+            attention=tuple(batch.to(device) for batch in self.attention),
             logit_rows=self.logit_rows.to(device, non_blocking=True),
         )
 
     @property
     def num_tokens(self) -> int:
         """Packed tokens without padding."""
-        return int(self.attention.offsets[-1])
+        return int(self.attention[0].offsets[-1])
 
 
 def model_inputs(
@@ -68,11 +68,11 @@ def model_inputs(
 ) -> list[ModelInput]:
     """The forward passes of a step, in order; logits come in the order of `packed.sampled_at`.
 
-    `tables`: int32, the rows' block tables. `upload` makes the other tensors.
+    `tables`: int32 [cache groups, S, most blocks], the rows' block tables. `upload` makes the other tensors.
     """
     passes = []
     for begin, end in rule.pieces(len(packed.token_ids)):
-        columns = [getattr(packed, name)[begin:end] for name in _FILLS]
+        columns = [getattr(packed, name)[..., begin:end] for name in _FILLS]
         if (size := rule.padded(end - begin)) > end - begin:
             columns = [_padded(column, size, fill) for column, fill in zip(columns, _FILLS.values(), strict=True)]
         token_ids, positions, token_rows, slots = columns
@@ -80,14 +80,17 @@ def model_inputs(
         lengths = positions[np.maximum(offsets[1:], 1) - 1] + 1
         wanted = packed.sampled_at[(packed.sampled_at >= begin) & (packed.sampled_at < end)] - begin
         wide = (token_ids.astype(np.int64), positions.astype(np.int64), _logit_rows(wanted, rule))
-        *columns, ids, places, logit_rows, unread, unread_rows = upload(
-            token_rows, positions, slots, *wide, *_unread(packed, begin, end)
+        sequences, in_sequence, of_groups, ids, places, logit_rows, unread, unread_rows = upload(
+            token_rows, positions, np.ascontiguousarray(slots), *wide, *_unread(packed, begin, end)
         )
         passes.append(
             ModelInput(
                 token_ids=ids[None],
                 positions=places[None],
-                attention=AttentionBatch(*columns, tables, offsets, lengths),
+                attention=tuple(
+                    AttentionBatch(sequences, in_sequence, *of_group, offsets, lengths)
+                    for of_group in zip(of_groups, tables, strict=True)
+                ),
                 logit_rows=logit_rows,
                 num_logits=len(wanted),
                 adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
@@ -99,7 +102,7 @@ def model_inputs(
 
 def without_lengths(step: ModelInput) -> ModelInput:
     """The same pass, as one of which only the device knows how many keys its sequences have."""
-    return replace(step, attention=replace(step.attention, lengths=None, plans={}))
+    return replace(step, attention=tuple(replace(batch, lengths=None, plans={}) for batch in step.attention))
 
 
 def _unread(packed: PackedTokens, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -111,8 +114,8 @@ def _unread(packed: PackedTokens, begin: int, end: int) -> tuple[NDArray[np.int6
 
 
 def _padded(column: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
-    out = np.full(size, fill, column.dtype)
-    out[: len(column)] = column
+    out = np.full((*column.shape[:-1], size), fill, column.dtype)
+    out[..., : column.shape[-1]] = column
     return out
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from paged_kernels.registry import (
     decoder_kernels,
     drawing_kernels,
     greedy_kernel,
-    interprets_triton,
     make_attention_backend,
     make_backend,
     workspace_bytes,
@@ -27,10 +26,14 @@ from paged_kernels.registry import (
 from protos.common.v1 import common_pb2
 from svc_common.errors import ConfigError
 from worker_svc import container
-from worker_svc.device.devices import HOST, Device, Devices
+from worker_svc.device.devices import HOST, Device
 from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.attention import LayerCall
+from worker_svc.model.cache import cache_groups
+from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.fused.packed_linear import WeightOf
@@ -60,7 +63,7 @@ class LoadedModel:
     limits: common_pb2.ModelLimits
     bundle: bytes
     shape: CacheShape
-    num_layers: int
+    groups: CacheGroups
     dtype: torch.dtype
     cache_dtype: torch.dtype
     device: Device
@@ -73,7 +76,7 @@ class LoadedModel:
         """Allocate a zeroed cache of the model's shape."""
         return CacheEngine(
             self.shape,
-            num_layers=self.num_layers,
+            num_layers=self.groups.num_layers,
             num_gpu_blocks=num_gpu_blocks,
             num_cpu_blocks=num_cpu_blocks,
             dtype=self.cache_dtype,
@@ -82,71 +85,26 @@ class LoadedModel:
         )
 
     @property
+    def num_groups(self) -> int:
+        """Number of cache groups."""
+        return len(self.groups.windows)
+
+    @property
     def workspace_bytes(self) -> int:
         """Device memory that the kernels hold now."""
         return workspace_bytes(self.kernels)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over the layers of a cache group."""
         return memory.block_bytes(
             dtype_bytes=self.cache_dtype.itemsize,
             scale_bytes=scale_bytes(self.cache_dtype),
-            num_layers=self.num_layers,
+            num_layers=self.groups.num_layers,
             block_size=self.shape.block_size,
             num_kv_heads=self.shape.num_kv_heads,
             head_dim=self.shape.head_dim,
         )
-
-
-def choose_device(settings: WorkerSettings, devices: Devices) -> Device:
-    """The device to run the model on. Raises ConfigError if it does not exist.
-
-    "auto" is a CUDA device, or the CPU if there is none or another option needs the CPU. Without a number, ranks of a group take
-    the CUDA devices in turn.
-    """
-    if settings.device == "auto":
-        return _automatic(settings, devices)
-    if settings.device == "cpu":
-        if settings.backend == "cuda" and not interprets_triton(os.environ):
-            raise ConfigError(
-                "--backend cuda does not support --device cpu: use --backend cpu", reason="NO_CUDA_DEVICE"
-            )
-        return HOST
-    if settings.backend == "cpu":
-        raise ConfigError(
-            f"--backend cpu does not support {settings.device}: use --backend cuda", reason="NO_CUDA_KERNELS"
-        )
-    index = torch.device(settings.device).index
-    return _cuda_device(_turn_of(settings, devices) if index is None else index, devices)
-
-
-def _automatic(settings: WorkerSettings, devices: Devices) -> Device:
-    if settings.backend == "cuda":
-        return HOST if interprets_triton(os.environ) else _cuda_device(_turn_of(settings, devices), devices)
-    for_cpu_alone = settings.backend == "cpu" or settings.quantization != "none" or settings.invariant
-    return HOST if for_cpu_alone or not devices.num_cuda() else devices.cuda(_turn_of(settings, devices))
-
-
-def _turn_of(settings: WorkerSettings, devices: Devices) -> int:
-    return settings.rank % (devices.num_cuda() or 1)
-
-
-def _cuda_device(index: int, devices: Devices) -> Device:
-    count = devices.num_cuda()
-    if index >= count:
-        raise ConfigError(
-            f"there is no device cuda:{index}, torch finds {count} CUDA devices: use --device cpu and --backend cpu",
-            reason="NO_CUDA_DEVICE",
-        )
-    return devices.cuda(index)
-
-
-def choose_backend(settings: WorkerSettings, device: Device) -> str:
-    """Name of the kernel backend: the configured one, or the one that suits the device."""
-    if settings.backend != "auto":
-        return settings.backend
-    return "cpu" if device is HOST else "cuda"
 
 
 def load(
@@ -168,7 +126,7 @@ def load(
     dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
     late = _late_weights(found, cls, device, dtype, fast)
-    memory.check_weights(found.loaded_bytes(dtype, late), device.free_bytes(), str(device.torch_device))
+    memory.check_weights(_weight_bytes(found, cls, dtype, late), device.free_bytes(), str(device.torch_device))
     # One rank might find its part, and another not: ranks must take the same steps.
     cache = None if fast is None or ranks.size > 1 else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
@@ -183,6 +141,7 @@ def load(
     loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, left_out)
     if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
+    text_half.report(loaded)
     progress("checks", _WEIGHTS_TO)
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
@@ -193,21 +152,32 @@ def load(
         loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
+    groups = model.divide_cache(_groups(settings, calls, part, max_model_len))
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
-    taken = attention_limits(kernels)
-    if taken and (problem := taken.problem(shape, dtype, cache_dtype, [call.rule for call in calls])):
-        raise _refused_attention(settings.attention_backend, problem)
+    _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
     if fast is not None:
         fuse_tried(
             model,
-            Fusing(fast, calls, shape, cache_dtype, max_model_len, rounded or stored, bool(late), sums, model.head_of),
+            Fusing(
+                fast,
+                calls,
+                groups,
+                shape,
+                cache_dtype,
+                max_model_len,
+                rounded or stored,
+                bool(late),
+                sums,
+                model.head_of,
+            ),
             found.text_config.vocab_size,
         )
         if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
             model.unfuse()
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
-    limits = _limits(settings, found, max_model_len, dtype, _of_all_stages(architecture.sliding_window(calls), ranks))
+    limits = _limits(settings, found, max_model_len, dtype, groups)
+    limits.sliding_window = _of_all_stages(architecture.sliding_window(calls), ranks)
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
     progress("loaded", 1.0)
@@ -216,7 +186,7 @@ def load(
         limits=limits,
         bundle=made,
         shape=shape,
-        num_layers=len(part.layers),
+        groups=groups,
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=device,
@@ -243,6 +213,14 @@ def _opened(
     return found, cls, shard, part
 
 
+def _groups(settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int) -> CacheGroups:
+    """The cache groups of the layers; one with several stages: their layers share block tables."""
+    if part.count > 1 or not settings.cache_groups:
+        return cache_groups.one_group([call.layer for call in calls])
+    windows = {call.layer: call.window for call in calls}
+    return cache_groups.groups_of(windows, settings.block_size, max_model_len)
+
+
 def _of_all_stages(window: int, ranks: RankPlace) -> int:
     """The largest sliding window of all stages, 0 if a layer of one attends to the whole sequence."""
     windows = [int(found) for found in ranks.exchange(str(window).encode())]
@@ -261,6 +239,19 @@ def _make_kernels(settings: WorkerSettings, device: Device, backend: str, say: C
         "--attention-backend %s: it has the steps that are not recorded; its first use may compile for minutes", name
     )
     return make_attention_backend(name, os.environ, say)
+
+
+def _check_attention(
+    settings: WorkerSettings,
+    kernels: KernelBackend,
+    shape: CacheShape,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    calls: Sequence[LayerCall],
+) -> None:
+    """Raise ConfigError if the attention that was asked for does not support the model; `dtypes`: of rows and of the cache."""
+    taken = attention_limits(kernels)
+    if taken and (problem := taken.problem(shape, *dtypes, [call.rule for call in calls])):
+        raise _refused_attention(settings.attention_backend, problem)
 
 
 def _refused_attention(name: str, problem: str) -> ConfigError:
@@ -287,6 +278,14 @@ def _joined_model(
     # Quantized numbers of a checkpoint are found by the parameter that has them.
     is_quantized = found.reader is not None and found.reader.is_quantized
     return model, model.reduce(shard, sums, divides_head=not is_quantized)
+
+
+def _weight_bytes(
+    found: checkpoint.Checkpoint, cls: type[PreTrainedModel], dtype: torch.dtype, late: Mapping[str, tuple[int, int]]
+) -> int:
+    """Memory for the weights when they are loaded: for all of the checkpoint's, or less where not all are read."""
+    of_all, num_read = found.loaded_bytes(dtype, late), text_half.num_read(cls, found.config)
+    return of_all if num_read is None else min(of_all, dtype.itemsize * num_read)
 
 
 def _late_weights(
@@ -368,7 +367,7 @@ def _limits(
     found: checkpoint.Checkpoint,
     max_model_len: int,
     dtype: torch.dtype,
-    sliding_window: int,
+    groups: CacheGroups,
 ) -> common_pb2.ModelLimits:
     return common_pb2.ModelLimits(
         model=settings.name,
@@ -378,5 +377,5 @@ def _limits(
         block_size=settings.block_size,
         eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
         dtype=str(dtype).removeprefix("torch."),
-        sliding_window=sliding_window,
+        cache_windows=groups.windows if len(groups.windows) > 1 else (),
     )

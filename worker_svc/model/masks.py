@@ -6,8 +6,8 @@ function. It returns a small tensor that carries the meaning of the mask, which 
 reaches an attention call.
 """
 
-import math
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,11 +31,16 @@ _PROBED: ContextVar[int] = ContextVar("probed_positions", default=0)
 class MaskKind:
     """Meaning of a mask.
 
-    `window`: tokens that a query sees, itself included; None = all up to itself. `problem`: unsupported kind.
+    `window`: tokens that a query sees, itself included; None = all up to itself. `chunk`: size of the chunks that positions
+    are divided into; a query sees its own up to itself; None = no chunks. `problem`: unsupported kind.
     """
 
     window: int | None = None
     problem: str = ""
+    chunk: int | None = None
+
+    def __str__(self) -> str:
+        return f"a window of {self.window}" if self.chunk is None else f"chunks of {self.chunk}"
 
 
 @contextmanager
@@ -79,14 +84,17 @@ def kind_of(mask: torch.Tensor | None) -> MaskKind:
 
 
 def read(function: MaskFunction | None, num_positions: int) -> MaskKind:
-    """Meaning of a mask function, from the tokens that some queries see. A window of all positions is none."""
+    """Meaning of a mask function, from the tokens that some queries see. A window or a chunk of all positions is none."""
     if function is None:
         return MaskKind(problem="a mask that this transformers release does not describe")
     try:
         counts = _counts(function, num_positions)
+        window = max(counts.values())
+        if all(count == min(query + 1, window) for query, count in counts.items()):
+            return MaskKind(None if window == num_positions else window)
+        return _chunks(function, num_positions, counts)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return MaskKind(problem="a mask that depends on more than positions")
-    return _by_counts(counts)
 
 
 def _counts(function: MaskFunction, num_positions: int) -> dict[int, int]:
@@ -111,13 +119,16 @@ def _num_seen(function: MaskFunction, query: int, num_positions: int) -> int:
     return count if bool(seen[max(0, query + 1 - count) : query + 1].sum() == count) else 0
 
 
-def _by_counts(counts: dict[int, int]) -> MaskKind:
-    """Derive the kind from the number of tokens that each query sees."""
-    window = max(counts.values())
-    if all(count == min(query + 1, window) for query, count in counts.items()):
-        return MaskKind(None if window == max(counts) + 1 else window)
-    begins = {query: query + 1 - count for query, count in counts.items() if count}
-    size = math.gcd(*begins.values())
-    if size and len(begins) == len(counts) and all(begin == query // size * size for query, begin in begins.items()):
-        return MaskKind(problem="a mask of chunks")
-    return MaskKind(problem="a mask that is neither causal nor a sliding window")
+def _chunks(function: MaskFunction, num_positions: int, counts: dict[int, int]) -> MaskKind:
+    """A mask of chunks, if it is one: the first query that does not see all before it begins the second chunk.
+
+    `counts`: tokens seen by sample queries. Those around the borders of some chunks are checked too.
+    """
+    queries = range(num_positions)
+    size = bisect_left(queries, True, key=lambda query: _num_seen(function, query, num_positions) <= query)
+    borders = {size, 2 * size, 3 * size, (num_positions - 1) // size * size} if size else set()
+    around = {border + near for border in borders for near in (-1, 0, 1)} & set(queries)
+    counts = counts | {query: _num_seen(function, query, num_positions) for query in around}
+    if size and all(count == query % size + 1 for query, count in counts.items()):
+        return MaskKind(chunk=size)
+    return MaskKind(problem="a mask that is neither causal nor a sliding window nor of chunks")

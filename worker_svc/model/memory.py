@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError
+from worker_svc.model.cache.cache_groups import CacheGroups, one_group
 
 MIB = 2**20
 GIB = 2**30
 DEFAULT_CPU_CACHE_BYTES = 512 * MIB
+_ONE_GROUP = one_group([0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,9 @@ class MemoryBudget:
 
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
     CPU. `peak_bytes` counts weights, the peak of the profile step, `workspace_bytes`, which the kernels keep, and
-    `staging_bytes`, the buffers of swaps, allocated with the blocks. `free_bytes`: free device memory once weights and
-    workspace are there; None = not checked. `profiled_tokens`: tokens of the profile step.
+    `staging_bytes`, the buffers of swaps, allocated with the blocks. `block_bytes`: of a block, which holds the layers of one
+    of `groups`. `free_bytes`: free device memory once weights and workspace are there; None = not checked.
+    `profiled_tokens`: tokens of the profile step.
     """
 
     block_size: int
@@ -33,6 +36,11 @@ class MemoryBudget:
     num_gpu_blocks_override: int | None = None
     free_bytes: int | None = None
     profiled_tokens: int = 0
+    groups: CacheGroups = _ONE_GROUP
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks of a sequence of so many tokens, in all cache groups, as its last step leaves it."""
+        return self.groups.num_blocks(num_tokens, self.block_size)
 
     @property
     def peak_bytes(self) -> int:
@@ -82,9 +90,10 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     The error names the longest request that fits, or the option value that does.
     """
     _check_room(counts, budget)
-    longest = counts.num_gpu_blocks * budget.block_size
-    if longest >= max_model_len and counts.num_gpu_blocks > 0:
+    needed_blocks = budget.num_blocks(max_model_len)
+    if counts.num_gpu_blocks >= needed_blocks:
         return
+    longest = budget.groups.longest(counts.num_gpu_blocks, budget.block_size, max_model_len)
     more = (
         "raise --num-gpu-blocks-override"
         if budget.num_gpu_blocks_override is not None
@@ -92,8 +101,8 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
         if budget.cache_bytes is not None
         else "raise --gpu-memory-utilization"
     )
-    needed = -(-max_model_len // budget.block_size) * budget.block_bytes
-    if counts.num_gpu_blocks <= 0:
+    needed = needed_blocks * budget.block_bytes
+    if not longest:
         what = f"the memory for the KV cache does not hold a single block{_account(budget)}"
         advice = more
     else:
@@ -188,7 +197,8 @@ def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: i
 
 
 def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str:
-    tokens = counts.num_gpu_blocks * budget.block_size
+    blocks, num_requests = counts.num_gpu_blocks, counts.num_gpu_blocks / budget.num_blocks(max_model_len)
+    tokens = f"{blocks * budget.block_size} tokens, " if len(budget.groups.windows) == 1 else ""
     cache = counts.num_gpu_blocks * budget.block_bytes
     rows = [
         ("weights", size_text(budget.weight_bytes), ""),
@@ -198,7 +208,7 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
             size_text(cache),
             f"{counts.num_gpu_blocks} blocks of {budget.block_size} tokens, {size_text(budget.block_bytes)} each",
         ),
-        ("", "", f"{tokens} tokens, {tokens / max_model_len:.1f} requests of {max_model_len}"),
+        ("", "", f"{tokens}{num_requests:.1f} requests of {max_model_len}"),
         (
             "swap space on the host",
             size_text(counts.num_cpu_blocks * budget.block_bytes),

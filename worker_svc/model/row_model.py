@@ -4,9 +4,11 @@ Owns the transformers model and its connection to the paged cache. Independent o
 sampling.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,6 +20,8 @@ from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
+from worker_svc.model.cache.cache_groups import CacheGroups, LayerPlace
+from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
@@ -38,6 +42,8 @@ class RowModel:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._rules: dict[int, AttentionRule] = {}
+        self._layer_places: Mapping[int, LayerPlace] = {}
+        self._past: PackedPast | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -109,14 +115,21 @@ class RowModel:
         Masks are evaluated for sequences of up to `max_model_len` tokens.
         """
         places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
+        past = PackedPast(self._model.config)
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         probing = attention.probing(self._model, max_model_len)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
             if self._ends is not None:
                 self._ends.enter(places)
-            self._model(input_ids=places, position_ids=places, use_cache=False)
+            self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
+        self._past = past if past.is_asked else None
         self._rules = {call.layer: call.rule for call in calls}
         return calls
+
+    def divide_cache(self, groups: CacheGroups) -> CacheGroups:
+        """Keep keys and values of the layers by `groups`, which it returns. Call it after `probe`, before `fuse` and `bind`."""
+        self._layer_places = groups.places
+        return groups
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:
@@ -130,6 +143,8 @@ class RowModel:
         self._fused = fuse(self._model, given)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
         self.probe(given.max_model_len)
+        if self._past is not None:  # layers use positions themselves: far ones may differ, which no trial reaches
+            self.unfuse()
 
     def unfuse(self) -> None:
         """Return to the decoder's modules, with packed weights."""
@@ -166,9 +181,10 @@ class RowModel:
         self._decode_program = self._fused.decode_program(self._plain_head.weights)
         if self._decode_program is None:
             return
-        expected, batch = self._pass(step), step.attention
-        columns = (step.token_ids[0].int(), batch.positions, batch.sequences, batch.block_tables)
-        run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns)))
+        expected, batch = self._pass(step), step.attention[0]
+        columns = (step.token_ids[0].int(), batch.positions, batch.sequences)
+        tables = np.stack([of_group.block_tables.numpy() for of_group in step.attention])
+        run = self.decode(DecodeRows(*(column.numpy().copy() for column in columns), tables))
         if run is not None and not (run.step() and torch.equal(run.logits, expected)):
             self._decode_program = None
 
@@ -201,7 +217,7 @@ class RowModel:
             return None
         expected = self._pass(step)
         made = RecordedSteps(steps, device, num_rows, on_made)
-        is_right = made.gives(int(step.token_ids[0, 0]), int(step.attention.positions[0]), expected)
+        is_right = made.gives(int(step.token_ids[0, 0]), int(step.attention[0].positions[0]), expected)
         return made if is_right else None
 
     @contextmanager
@@ -217,7 +233,7 @@ class RowModel:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules)
+        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._layer_places)
         attention.attach(self._model, self._paged)
 
     @property
@@ -262,7 +278,7 @@ class RowModel:
     def _last_states(self, step: ModelInput) -> torch.Tensor:
         """Last hidden states [1, T, H]."""
         step = self._begun(step)
-        out = self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+        out = decoder_of(self._model)(input_ids=step.token_ids, use_cache=False, **self._places(step))
         states: torch.Tensor = out.last_hidden_state
         return states
 
@@ -273,7 +289,7 @@ class RowModel:
         if self._fused is not None and not self._fused.uses_modules:
             states = self._fused.states(step.token_ids)
         else:
-            self._model.get_decoder()(input_ids=step.token_ids, position_ids=step.positions, use_cache=False)
+            decoder_of(self._model)(input_ids=step.token_ids, use_cache=False, **self._places(step))
             states = self._ends.left
         self._ends.leave(states)
         return states
@@ -290,9 +306,14 @@ class RowModel:
 
     def _full_pass(self, step: ModelInput) -> torch.Tensor:
         out = self._model(
-            input_ids=step.token_ids, position_ids=step.positions, use_cache=False, logits_to_keep=step.logit_rows
+            input_ids=step.token_ids, use_cache=False, logits_to_keep=step.logit_rows, **self._places(step)
         )
         return out.logits[0, : step.num_logits].float()
+
+    def _places(self, step: ModelInput) -> dict[str, Any]:
+        """Arguments of the model that say where tokens are in their sequences."""
+        past = {} if self._past is None else {"past_key_values": self._past.begin(step.positions)}
+        return {"position_ids": step.positions, **past}
 
     def _begun(self, step: ModelInput) -> ModelInput:
         """Move the pass to the model's device and announce it to attention and adapters."""
@@ -321,7 +342,7 @@ class _LastHidden:
     def __init__(self, model: PreTrainedModel) -> None:
         self.size = 0
         self._keeps, self._seen = False, torch.empty(0)
-        model.get_decoder().register_forward_hook(self._see)
+        decoder_of(model).register_forward_hook(self._see)
 
     def _see(self, _module: nn.Module, _given: object, out: object) -> None:
         hidden = getattr(out, "last_hidden_state", None)

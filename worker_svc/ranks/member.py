@@ -295,7 +295,7 @@ def rows_digest(rows: RowTable, outputs: worker_pb2.SchedulerOutputs) -> int:
         total = zlib.crc32(np.ascontiguousarray(column[occupied]), total)
     if not is_repetition(outputs) and len(occupied):
         width = int(rows.num_blocks[occupied].max())
-        total = zlib.crc32(np.ascontiguousarray(rows.block_tables[occupied, :width]), total)
+        total = zlib.crc32(np.ascontiguousarray(rows.block_tables[:, occupied, :width]), total)
     return zlib.crc32(occupied.astype(np.int32), total)
 
 

@@ -143,7 +143,7 @@ class PackedTokens:
     token_rows: IntArray
     """[T]: row index of each token."""
     slots: NDArray[np.int64]
-    """[T]: where the token's KV is stored: block id * block size + offset."""
+    """[cache groups, T]: where the token's KV is stored: block id * block size + offset."""
     row_offsets: IntArray
     """[n + 1]: tokens of batch row i are `row_offsets[i] : row_offsets[i + 1]`."""
     sampled_at: IntArray

@@ -27,7 +27,10 @@ MOST_ROWS, MOST_STEP_TOKENS = 65_536, 2**24
 
 @dataclass(frozen=True, slots=True)
 class ChangeLimits:
-    """Bounds on the values in a step. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count."""
+    """Bounds on the values in a step. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count.
+
+    `num_groups`: cache groups; a place in a block table has a block id for each.
+    """
 
     vocab_size: int
     max_model_len: int
@@ -36,11 +39,15 @@ class ChangeLimits:
     num_cpu_blocks: int
     max_rows: int = MOST_ROWS
     max_decode_steps: int = 64
+    num_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """`AddedRows`, checked: arrays of length n; token ids and block ids as one array per row."""
+    """`AddedRows`, checked: arrays of length n; token ids and block ids as one array per row.
+
+    `num_blocks` counts places in block tables; each has one of `block_ids` for each cache group, in order.
+    """
 
     rows: IntArray
     incarnations: IntArray
@@ -64,7 +71,7 @@ class Additions:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`ChangedRows`, checked: arrays of length n; block ids and new tokens concatenated."""
+    """`ChangedRows`, checked: arrays of length n; block ids and new tokens concatenated. `num_new_blocks` as in Additions."""
 
     rows: IntArray
     incarnations: IntArray
@@ -209,7 +216,7 @@ def _read_added(message: worker_pb2.AddedRows, limits: ChangeLimits) -> Addition
     def column(name: str, dtype: np.dtype = wire_arrays.I32, minimum: int | None = 0) -> NDArray[Any]:
         return wire_arrays.unpack(getattr(message, name), f"added.{name}", dtype, length=n, minimum=minimum)
 
-    num_known, num_blocks = column("num_known_tokens", minimum=1), column("num_blocks")
+    num_known, num_ids = column("num_known_tokens", minimum=1), column("num_blocks")
     added = Additions(
         rows=rows,
         incarnations=column("incarnations"),
@@ -218,8 +225,8 @@ def _read_added(message: worker_pb2.AddedRows, limits: ChangeLimits) -> Addition
         num_prompt=column("num_prompt_tokens", minimum=1),
         num_computed=column("num_computed_tokens"),
         num_tokens=column("num_tokens"),
-        num_blocks=num_blocks,
-        block_ids=_run(message.block_ids, num_blocks, "added.block_ids", limits.num_gpu_blocks, "block"),
+        num_blocks=_places(num_ids, rows, "added.num_blocks", limits),
+        block_ids=_run(message.block_ids, num_ids, "added.block_ids", limits.num_gpu_blocks, "block"),
         temperatures=column("temperatures", wire_arrays.F32, None),
         top_ps=column("top_ps", wire_arrays.F32, None),
         top_ks=column("top_ks"),
@@ -283,12 +290,15 @@ def _read_changed(message: worker_pb2.ChangedRows, limits: ChangeLimits) -> Chan
             return np.zeros(n, np.int32)
         return wire_arrays.unpack(data, f"changed.{name}", length=n, minimum=0)
 
+    num_ids = column("num_new_blocks")
+    new_block_ids = wire_arrays.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0)
+    _check_total(num_ids, new_block_ids, "changed.new_block_ids")
     changes = Changes(
         rows=rows,
         incarnations=column("incarnations"),
         num_tokens=column("num_tokens"),
-        num_new_blocks=column("num_new_blocks"),
-        new_block_ids=wire_arrays.unpack(message.new_block_ids, "changed.new_block_ids", minimum=0),
+        num_new_blocks=_places(num_ids, rows, "changed.num_new_blocks", limits),
+        new_block_ids=new_block_ids,
         num_new_tokens=column("num_new_tokens", may_be_empty=True),
         new_token_ids=wire_arrays.unpack(message.new_token_ids, "changed.new_token_ids", minimum=0),
         num_drafts=column("num_draft_tokens", may_be_empty=True),
@@ -300,13 +310,21 @@ def _read_changed(message: worker_pb2.ChangedRows, limits: ChangeLimits) -> Chan
 def _check_changes(changes: Changes, limits: ChangeLimits) -> None:
     rows = changes.rows
     _below(changes.new_block_ids, limits.num_gpu_blocks, "changed.new_block_ids", "block")
-    _check_total(changes.num_new_blocks, changes.new_block_ids, "changed.new_block_ids")
     many = changes.num_new_blocks > limits.num_gpu_blocks
     _blame_first(many, rows, "changed.num_new_blocks", "more blocks than exist")
     _below(changes.new_token_ids, limits.vocab_size, "changed.new_token_ids", "token")
     _check_total(changes.num_new_tokens, changes.new_token_ids, "changed.new_token_ids")
     guessed = changes.num_drafts > changes.num_tokens
     _blame_first(guessed, rows, "changed.num_draft_tokens", "more than the tokens to compute")
+
+
+def _places(num_ids: IntArray, rows: IntArray, field: str, limits: ChangeLimits) -> IntArray:
+    """Places in block tables that so many ids fill; num_ids [n]."""
+    if limits.num_groups == 1:
+        return num_ids
+    several = f"not a multiple of the model's {limits.num_groups} cache groups"
+    _blame_first(num_ids % limits.num_groups != 0, rows, field, several)
+    return num_ids // limits.num_groups
 
 
 def _check_total(counts: IntArray, flat: IntArray, field: str) -> None:

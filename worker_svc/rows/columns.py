@@ -14,8 +14,7 @@ _Int = TypeVar("_Int", np.int32, np.int64)
 _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 64, 256, 16
 _COLUMNS = (
     "occupied", "num_known", "num_prompt", "num_computed", "num_blocks", "repeats", "failed", "temperatures", "top_ps", "top_ks",
-    "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "block_tables",
-    "_num_copied",
+    "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "_num_copied",
 )  # fmt: skip
 
 
@@ -57,7 +56,8 @@ class RowColumns:
         # of their ids.
         self.num_unread = np.zeros(n, np.int32)
         self.token_ids = np.zeros((n, _FIRST_TOKENS), np.int32)
-        self.block_tables = np.zeros((n, _FIRST_BLOCKS), np.int32)
+        # Of each cache group.
+        self.block_tables = np.zeros((self.limits.num_groups, n, _FIRST_BLOCKS), np.int32)
         self.options = OptionColumns.defaults(n)
         self.names = [""] * n
         self.traces: list[common_pb2.TraceContext | None] = [None] * n
@@ -71,7 +71,7 @@ class RowColumns:
             incarnation=int(self.incarnations[row]),
             name=self.names[row],
             token_ids=self.token_ids[row, : self.num_known[row]].tolist(),
-            block_ids=self.block_tables[row, : self.num_blocks[row]].tolist(),
+            block_ids=self.block_tables[:, row, : self.num_blocks[row]].T.reshape(-1).tolist(),
             num_prompt_tokens=int(self.num_prompt[row]),
             num_computed_tokens=int(self.num_computed[row]),
             temperature=float(self.temperatures[row]),
@@ -128,7 +128,7 @@ class RowColumns:
         self.options.put(rows, added.options)
         for i, row in enumerate(rows.tolist()):
             self.token_ids[row, : added.num_known[i]] = added.token_ids[i]
-            self.block_tables[row, : added.num_blocks[i]] = added.block_ids[i]
+            self.block_tables[:, row, : added.num_blocks[i]] = self._by_group(added.block_ids[i])
             self.names[row] = added.names[i]
             self.traces[row] = added.traces[i] if added.traces else None
 
@@ -138,10 +138,14 @@ class RowColumns:
         self.repeats[rows] = False
         self._need_blocks(int((self.num_blocks[rows] + changed.num_new_blocks).max()))
         grown, places = runs_after(rows, self.num_blocks[rows], changed.num_new_blocks)
-        self.block_tables[grown, places] = changed.new_block_ids
+        self.block_tables[:, grown, places] = self._by_group(changed.new_block_ids)
         self.num_blocks[rows] += changed.num_new_blocks
         if len(changed.new_token_ids):
             self.append_tokens(rows, changed.num_new_tokens, changed.new_token_ids)
+
+    def _by_group(self, block_ids: IntArray) -> IntArray:
+        """[cache groups, places] of the ids of some places in order."""
+        return block_ids.reshape(-1, self.limits.num_groups).T
 
     def append_tokens(self, rows: IntArray, counts: IntArray, token_ids: IntArray) -> None:
         """Append `counts` [n] known tokens to distinct `rows` [n]; `token_ids` [sum of counts]."""
@@ -160,6 +164,8 @@ class RowColumns:
         more = max(num_rows, 2 * here) - here
         for name in _COLUMNS:
             setattr(self, name, _longer(getattr(self, name), more))
+        groups, _, width = self.block_tables.shape
+        self.block_tables = np.concatenate([self.block_tables, np.zeros((groups, more, width), np.int32)], axis=1)
         self.incarnations = np.concatenate([self.incarnations, np.full(more, -1, np.int32)])
         self.options.grow(more)
         self.names.extend([""] * more)
@@ -171,7 +177,7 @@ class RowColumns:
             self.token_ids = _wider(self.token_ids, width)
 
     def _need_blocks(self, width: int) -> None:
-        if width > self.block_tables.shape[1]:
+        if width > self.block_tables.shape[2]:
             self.block_tables = _wider(self.block_tables, width)
 
 
@@ -191,6 +197,7 @@ def _longer(column: NDArray[Any], more: int) -> NDArray[Any]:
 
 
 def _wider(matrix: IntArray, width: int) -> IntArray:
-    grown = np.zeros((len(matrix), max(width, 2 * matrix.shape[1])), np.int32)
-    grown[:, : matrix.shape[1]] = matrix
+    before = matrix.shape[-1]
+    grown = np.zeros((*matrix.shape[:-1], max(width, 2 * before)), np.int32)
+    grown[..., :before] = matrix
     return grown

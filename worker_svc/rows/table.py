@@ -197,7 +197,7 @@ class RowTable(RowColumns):
         shift = np.repeat(batch.starts - offsets[:-1], batch.counts)
         positions = np.arange(len(rows), dtype=np.int32) + shift
         size = self.limits.block_size
-        blocks = self.block_tables[rows, positions // size].astype(np.int64)
+        blocks = self.block_tables[:, rows, positions // size].astype(np.int64)
         slots = blocks * size + positions % size
         last_known = offsets[1:][batch.samples] - 1 - batch.sampled_drafts
         _, sampled_at = runs_after(batch.sampled_rows, last_known, batch.sampled_drafts + 1)

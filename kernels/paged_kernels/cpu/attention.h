@@ -82,7 +82,7 @@ class Attention {
  public:
   Attention(const Queries<Q>& queries, const Cache<T>& cache, const Places& places, const Rule& rule, const Tile& tile, int kv_head)
       : queries_(queries), cache_(cache), places_(places), rule_(rule), tile_(tile), kv_head_(kv_head),
-        group_(cache.shape.heads / cache.shape.kv_heads), shared_(rule.window > 0 ? 0 : tile.shared) {}
+        group_(cache.shape.heads / cache.shape.kv_heads), shared_(rule.sees_all() ? tile.shared : 0) {}
 
   bool is_padding() const { return places_.slots[tile_.token] < 0; }
 
@@ -116,7 +116,7 @@ class Attention {
 
   int dim() const { return cache_.shape.head_dim; }
   int end(int row) const { return places_.positions[tile_.token + row] + 1; }
-  int first_key(int row) const { return rule_.window > 0 ? std::max(0, end(row) - rule_.window) : 0; }
+  int first_key(int row) const { return rule_.first_key(end(row) - 1); }
   Chunks<T> rest_of(int row) const { return chunks(row, std::max(shared_, first_key(row)), end(row)); }
 
   // Blocks of a row's sequence that hold keys from .. to - 1.

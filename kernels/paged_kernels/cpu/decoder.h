@@ -43,25 +43,27 @@ extern "C" struct QuireOperator {
   const void *second, *second_bias;      // GATED (the up projection's); PLACE: cosines, sines [positions, rotary]
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
+  int32_t cache_group, chunk;            // PLACE, ATTEND: the layer's, for block tables and slots; ATTEND
 };
 
-// Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements].
+// Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements]. `tables`, `slots`: one for each cache
+// group.
 extern "C" struct QuireStep {
   void** buffers;
   const int64_t* widths;  // elements of a row, per buffer
   void* pool;
   int64_t num_blocks;
-  const int32_t* tables;
+  const int32_t* const* tables;
   int64_t table_stride;
   const int32_t* sequences;
   int32_t* positions;
-  int64_t* slots;
+  int64_t* const* slots;
   int32_t* token_ids;  // EMBED reads them, CHOOSE writes the next ones; null if the list has neither
   float* logits;       // HEAD: [tokens, columns]
   uint8_t* finite;     // CHOOSE: if all logits of a row are
   int64_t tokens;
   int32_t heads, kv_heads, head_dim, block_size;
-  int32_t threads, reserved;
+  int32_t threads, groups;
 };
 
 namespace quire {
@@ -77,9 +79,8 @@ class Decoder {
       : operators_(operators), count_(count), step_(step), shares_(new Shares[count]), roundings_(new Shares[count]),
         rounded_(new char[most_rounded(operators, count, step.tokens)]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
-        first_piece_(new int64_t[count]),
-        places_{step.tables, step.table_stride, step.sequences, step.positions, step.slots, step.tokens},
-        tiles_(places_.tiles(shape_)), by_head_(tiles_.size() < size_t(TILES_A_THREAD) * step.threads) {
+        first_piece_(new int64_t[count]) {
+    for (int group = 0; group < step.groups; ++group) attentions_.emplace_back(step, group, shape_);
     for (int i = 0; i < count; ++i)
       if (operators[i].kind == REDUCE || operators[i].kind == GATHER) {
         first_piece_[i] = ranks(operators[i])->next;
@@ -100,6 +101,19 @@ class Decoder {
   }
 
  private:
+  // Where the layers of one cache group have their keys and values, and how their attention is divided.
+  struct GroupAttention {
+    GroupAttention(const QuireStep& step, int group, const Shape& shape)
+        : places{step.tables[group], step.table_stride, step.sequences, step.positions, step.slots[group], step.tokens},
+          tiles(places.tiles(shape)), by_head(tiles.size() < size_t(TILES_A_THREAD) * step.threads) {}
+
+    const Places places;
+    const std::vector<Tile> tiles;
+    const bool by_head;  // few tiles: heads are divided among threads too
+  };
+
+  const GroupAttention& attention(const QuireOperator& op) const { return attentions_[op.cache_group]; }
+
   // Does this thread's part of `count` shares; returns when all are done.
   template <class Work> static void share_out(int64_t count, Shares& shares, Bell& bell, const Work& work) {
     for (int64_t share; shares.next(count, share);) {
@@ -149,7 +163,7 @@ class Decoder {
       case CHOOSE: return step_.tokens;
       case REDUCE: return RankMemory::pieces<E>(step_.tokens * step_.widths[op.in]);
       case GATHER: return step_.tokens * RankMemory::pieces<Float32>(op.columns);
-      case ATTEND: return int64_t(tiles_.size()) * (by_head_ ? shape_.kv_heads : 1);
+      case ATTEND: return int64_t(attention(op).tiles.size()) * (attention(op).by_head ? shape_.kv_heads : 1);
       default: return row_shares();
     }
   }
@@ -245,7 +259,8 @@ class Decoder {
 
   // Rotates a row [queries, keys, values] to its position and writes its key and value to their slot.
   void place_row(const QuireOperator& op, int64_t row) const {
-    if (step_.slots[row] < 0) return;
+    const int64_t slot = step_.slots[op.cache_group][row];
+    if (slot < 0) return;
     const int dim = shape_.head_dim;
     E* heads = buffer(op.in) + row * step_.widths[op.in];
     E* keys = heads + size_t(shape_.heads) * dim;
@@ -256,7 +271,7 @@ class Decoder {
     turn(op, keys, shape_.kv_heads, of(op.bias), cosines, sines);
     for (int head = 0; head < shape_.kv_heads; ++head) {
       const E* key = keys + size_t(head) * dim;
-      write_kv(key, key + width, cached(op.layer, 0), cached(op.layer, 1), step_.slots[row], head, shape_);
+      write_kv(key, key + width, cached(op.layer, 0), cached(op.layer, 1), slot, head, shape_);
     }
   }
 
@@ -271,26 +286,27 @@ class Decoder {
   // In a packed row of prompts the longest contexts come last. They are taken first: short work at the end
   // balances the threads.
   void attend_share(const QuireOperator& op, int64_t share, Scratch& scratch) const {
-    const int heads = by_head_ ? 1 : shape_.kv_heads, shares_a_tile = shape_.kv_heads / heads;
-    const size_t place = tiles_.size() - 1 - size_t(share / shares_a_tile);
-    const Tile& tile = tiles_[place];
+    const GroupAttention& group = attention(op);
+    const int heads = group.by_head ? 1 : shape_.kv_heads, shares_a_tile = shape_.kv_heads / heads;
+    const size_t place = group.tiles.size() - 1 - size_t(share / shares_a_tile);
+    const Tile& tile = group.tiles[place];
     const Queries<E> queries{buffer(op.in), size_t(step_.widths[op.in]), buffer(op.out), size_t(step_.widths[op.out])};
     const Cache<T> cache{cached(op.layer, 0), cached(op.layer, 1), shape_};
-    const Rule rule{op.scale, op.window, op.softcap, static_cast<const float*>(op.weights)};
-    const int first = by_head_ ? int(share % shape_.kv_heads) : 0;
+    const Rule rule{op.scale, op.window, op.chunk, op.softcap, static_cast<const float*>(op.weights)};
+    const int first = group.by_head ? int(share % shape_.kv_heads) : 0;
     for (int head = first; head < first + heads; ++head) {
-      const Chunks<T> next = next_chunks(queries, cache, rule, place, head, head + 1 < first + heads);
-      Attention<E, T>(queries, cache, places_, rule, tile, head).run(next, scratch);
+      const Chunks<T> next = next_chunks(group, queries, cache, rule, place, head, head + 1 < first + heads);
+      Attention<E, T>(queries, cache, group.places, rule, tile, head).run(next, scratch);
     }
   }
 
   // Other threads take the shares in between: this thread's next one is about as many further on as there are
   // threads.
-  Chunks<T> next_chunks(const Queries<E>& queries, const Cache<T>& cache, const Rule& rule, size_t place, int head,
-                        bool same_tile) const {
-    if (!same_tile && (by_head_ || place < size_t(step_.threads))) return {&cache, nullptr, 0, 0};
-    const Tile& tile = tiles_[same_tile ? place : place - size_t(step_.threads)];
-    return Attention<E, T>(queries, cache, places_, rule, tile, same_tile ? head + 1 : 0).first_chunks();
+  Chunks<T> next_chunks(const GroupAttention& group, const Queries<E>& queries, const Cache<T>& cache, const Rule& rule,
+                        size_t place, int head, bool same_tile) const {
+    if (!same_tile && (group.by_head || place < size_t(step_.threads))) return {&cache, nullptr, 0, 0};
+    const Tile& tile = group.tiles[same_tile ? place : place - size_t(step_.threads)];
+    return Attention<E, T>(queries, cache, group.places, rule, tile, same_tile ? head + 1 : 0).first_chunks();
   }
 
   const QuireOperator* operators_;
@@ -300,19 +316,19 @@ class Decoder {
   std::unique_ptr<char[]> rounded_;  // the rows of the product that is computed
   const Shape shape_;
   std::unique_ptr<int64_t[]> first_piece_;  // of each REDUCE and GATHER
-  const Places places_;
-  const std::vector<Tile> tiles_;
-  const bool by_head_;  // few tiles: heads are divided among threads too
+  std::vector<GroupAttention> attentions_;  // of each cache group
 };
 
 // One token of each row, from its id to the id of the next, by a list that begins with EMBED and ends with
 // CHOOSE. Sets `slots`, and moves `positions` on. Returns the number of rows whose logits are not all finite.
 template <class E, class T>
 int decode_next(const QuireOperator* operators, int count, const QuireStep& step) {
-  for (int64_t row = 0; row < step.tokens; ++row) {
-    const int position = step.positions[row], size = step.block_size;
-    step.slots[row] = int64_t(step.tables[step.sequences[row] * step.table_stride + position / size]) * size + position % size;
-  }
+  for (int group = 0; group < step.groups; ++group)
+    for (int64_t row = 0; row < step.tokens; ++row) {
+      const int position = step.positions[row], size = step.block_size;
+      const int32_t* table = step.tables[group] + step.sequences[row] * step.table_stride;
+      step.slots[group][row] = int64_t(table[position / size]) * size + position % size;
+    }
   Decoder<E, T>(operators, count, step).run();
   for (int64_t row = 0; row < step.tokens; ++row) ++step.positions[row];
   return int(std::count(step.finite, step.finite + step.tokens, uint8_t(0)));

@@ -86,11 +86,12 @@ void linear(const Weights<E, Form>& weights, const void* in, void* out, int64_t 
   extern "C" void quire_paged_attention_##NAME(                                                                        \
       const void* query, void* out, const void* keys, const void* values, const int32_t* tables, int64_t table_stride, \
       const int32_t* sequences, const int32_t* positions, const int64_t* slots, int64_t tokens, int heads,             \
-      int kv_heads, int head_dim, int block_size, float scale, int window, float softcap, const float* sinks,          \
-      int threads) {                                                                                                   \
+      int kv_heads, int head_dim, int block_size, float scale, int window, int chunk, float softcap,                   \
+      const float* sinks, int threads) {                                                                               \
     paged_attention<Q, T>((const Q*)query, (Q*)out, (const T*)keys, (const T*)values,                                  \
                           Places{tables, table_stride, sequences, positions, slots, tokens},                           \
-                          Shape{heads, kv_heads, head_dim, block_size}, Rule{scale, window, softcap, sinks}, threads); \
+                          Shape{heads, kv_heads, head_dim, block_size}, Rule{scale, window, chunk, softcap, sinks},   \
+                          threads);                                                                                    \
   }
 
 // E: type of what is written to a cache of type T.

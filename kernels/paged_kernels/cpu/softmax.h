@@ -11,8 +11,21 @@
 
 namespace quire {
 
-// scale > 0; window, softcap: 0 = none; sinks: a further score of each query head, null = none
-struct Rule { float scale; int window; float softcap; const float* sinks; };
+// scale > 0; window, chunk, softcap: 0 = none; sinks: a further score of each query head, null = none
+struct Rule {
+  float scale;
+  int window, chunk;
+  float softcap;
+  const float* sinks;
+
+  bool sees_all() const { return window <= 0 && chunk <= 0; }
+
+  // The first key that the token at `position` sees.
+  int first_key(int position) const {
+    if (chunk > 0) return position / chunk * chunk;
+    return window > 0 ? std::max(0, position + 1 - window) : 0;
+  }
+};
 
 constexpr int GRAIN = 2 * LANES;  // keys
 constexpr float LOG2_E = 1.44269504088896341f;

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from paged_kernels.gpu.scaled_cache import PLAIN, elements_of, floats_of, range_of, scale_place
+from paged_kernels.gpu.tile_plan import ALL, first_key
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -32,8 +33,8 @@ def dot(a, b, UPCAST: tl.constexpr):
 @triton.jit
 def attend(
     queries, acc, peak, total, keys, values, key_scales, value_scales, table, low, high, begin, end, positions, kv_head,
-    scale, softcap, window, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FORM: tl.constexpr,
+    scale, softcap, span, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, SPAN: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FORM: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Continue an online softmax over keys `low` (a multiple of KEYS) up to `high`.
@@ -60,8 +61,8 @@ def attend(
         scores = scores * LOG2_E
         if MASKED:
             seen = exists[None, :] & (places[None, :] <= positions[:, None])
-            if HAS_WINDOW:
-                seen = seen & (positions[:, None] - places[None, :] < window)
+            if SPAN != ALL:
+                seen = seen & (places[None, :] >= first_key(positions, span, SPAN)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -86,10 +87,10 @@ def with_sink(total, peak, sink):
 @triton.jit
 def attention_kernel(
     query, query_stride, out, keys, values, key_scales, value_scales, tables, sequences, slots, positions, tiles, items, num_items,
-    partial, logs, num_tiles, max_items, table_stride, scale, softcap, window, sinks,
+    partial, logs, num_tiles, max_items, table_stride, scale, softcap, span, sinks,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
+    SPAN: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Program (item, kv head): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
 
@@ -124,21 +125,21 @@ def attention_kernel(
         total = tl.zeros([ROWS], tl.float32)
         end = position + count
         begin = 0
-        # Every row sees the keys before the first row's position, except those outside a window.
+        # Every row sees the keys before the first row's position, except those outside a window or chunk.
         bare = tl.minimum(high, (position + 1) // KEYS * KEYS)
-        if HAS_WINDOW:
-            begin = tl.maximum(0, position - window + 1)
+        if SPAN != ALL:
+            begin = first_key(position, span, SPAN)
             bare = low
         else:
             acc, peak, total = attend(
                 queries, acc, peak, total, keys, values, key_scales, value_scales, table, low, bare, begin, end,
-                row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
-                HAS_WINDOW, HAS_SOFTCAP, False, FORM, UPCAST,
+                row_positions, kv_head, scale, softcap, span, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
+                SPAN, HAS_SOFTCAP, False, FORM, UPCAST,
             )  # fmt: skip
         acc, peak, total = attend(
             queries, acc, peak, total, keys, values, key_scales, value_scales, table, tl.maximum(low, bare), high, begin,
-            end, row_positions, kv_head, scale, softcap, window, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
-            HAS_WINDOW, HAS_SOFTCAP, True, FORM, UPCAST,
+            end, row_positions, kv_head, scale, softcap, span, HEAD_DIM, PADDED_DIM, KV_HEADS, BLOCK_SIZE, KEYS,
+            SPAN, HAS_SOFTCAP, True, FORM, UPCAST,
         )  # fmt: skip
         if HAS_SINKS:  # noqa: SIM102 (so it is pruned where there are none)
             if part < 0:  # a part of a tile leaves it to `combine_kernel`

@@ -12,7 +12,7 @@ from paged_kernels.gpu import block_moves, token_draws
 from paged_kernels.gpu.attention import attention_kernel, combine_kernel
 from paged_kernels.gpu.decoder import TritonDecoders
 from paged_kernels.gpu.scaled_cache import form_of, numbers_and_scales
-from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim
+from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim, span_of
 from svc_common.errors import ConfigError
 
 _WAVES = 4
@@ -94,11 +94,9 @@ class TritonBackend:
         `query`: [T, heads, head_dim]; the cache has its dtype unless `cache_dtype` is given.
         """
         group = query.shape[1] // shape.num_kv_heads
-        key = (shape, group, query.dtype, cache_dtype, rule.sliding_window)
+        key = (shape, group, query.dtype, cache_dtype, span := span_of(rule))
         if key not in batch.plans:
-            batch.plans[key] = make_plans(
-                batch, shape, group, query.dtype, rule.sliding_window, self.sharing, cache_dtype
-            )
+            batch.plans[key] = make_plans(batch, shape, group, query.dtype, span, self.sharing, cache_dtype)
         return batch.plans[key]
 
     def _run(
@@ -117,12 +115,13 @@ class TritonBackend:
             "ROWS": tile.rows,
         }
         (keys, values), scales = numbers_and_scales(cache, shape)
+        span = span_of(rule)
         has_sinks, sinks = rule.sinks is not None, logs if rule.sinks is None else rule.sinks
         attention_kernel[(max_items, shape.num_kv_heads)](
             query, query.stride(0), out, keys, values, scales[0], scales[1], batch.block_tables, batch.sequences,
             batch.slots, batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
-            batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), rule.sliding_window or 0,
-            sinks, **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, HAS_WINDOW=rule.sliding_window is not None,
+            batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), span.size,
+            sinks, **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, SPAN=span.kind,
             HAS_SOFTCAP=rule.softcap is not None, HAS_SINKS=has_sinks, FORM=form_of(cache.dtype), UPCAST=self._upcast,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip

@@ -3,7 +3,7 @@
 A program is a list of launches that depends on no value: what it computes on may be recorded once and repeated (a CUDA graph).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,19 +107,19 @@ class TritonProgram:
         """Columns of the logits, for a program that ends with `Head`."""
         return next(op.width or op.weights.columns for op in self._program.operators if isinstance(op, Head))
 
-    def run(self, stream: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> None:
+    def run(self, stream: torch.Tensor, batches: Sequence[AttentionBatch], pool: torch.Tensor) -> None:
         """See PreparedProgram."""
         rows = {Rows.STREAM: stream}
         for op in self._program.operators:
             if type(op) in self._take:
-                self._take[type(op)](op, rows, batch, pool)
+                self._take[type(op)](op, rows, batches, pool)
 
-    def logits(self, token_ids: torch.Tensor, batch: AttentionBatch, pool: torch.Tensor) -> torch.Tensor:
+    def logits(self, token_ids: torch.Tensor, batches: Sequence[AttentionBatch], pool: torch.Tensor) -> torch.Tensor:
         """Logits [T, vocab] of `token_ids` [T], for a program from `Embed` to `Head` and `Gather`; in the dtype of its rows."""
         first, *others = self._program.operators
         assert isinstance(first, Embed)
         stream = row_kernels.embed(first, token_ids)
-        self.run(stream, batch, pool)
+        self.run(stream, batches, pool)
         head = next(op for op in others if isinstance(op, Head))
         logits = self._products.linear(stream, head.weights)
         if head.cap is not None:
@@ -153,17 +153,19 @@ class TritonProgram:
         rows[op.target] = row_kernels.gated(self._products.linear(rows[op.source], both), op.activation)
 
     def _rotate(
-        self, op: RotateAndStore, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor
+        self, op: RotateAndStore, rows: dict[Rows, torch.Tensor], batches: Sequence[AttentionBatch], pool: torch.Tensor
     ) -> None:
-        shape = self._program.shape
+        shape, batch = self._program.shape, batches[op.group]
         row_kernels.rotate_and_store(op, rows[Rows.HEADS], self._program.num_heads, pool[op.layer], batch, shape)
 
-    def _attention(self, op: Attend, rows: dict[Rows, torch.Tensor], batch: AttentionBatch, pool: torch.Tensor) -> None:
+    def _attention(
+        self, op: Attend, rows: dict[Rows, torch.Tensor], batches: Sequence[AttentionBatch], pool: torch.Tensor
+    ) -> None:
         shape, num_heads = self._program.shape, self._program.num_heads
         heads = rows[Rows.HEADS]
         queries = heads[:, : num_heads * shape.head_dim].view(len(heads), num_heads, shape.head_dim)
         out = heads.new_empty(queries.shape)
-        self._attend(queries, out, pool[op.layer], batch, shape, op.rule)
+        self._attend(queries, out, pool[op.layer], batches[op.group], shape, op.rule)
         rows[Rows.ATTENDED] = out.view(len(heads), -1)
 
 
@@ -194,19 +196,22 @@ class TritonFixedSteps:
         self._token_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._sequences = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(num_rows, dtype=torch.int32, device=device)
-        self._slots = torch.full((num_rows,), PADDING_SLOT, dtype=torch.int64, device=device)
+        self._slots = torch.full((len(kept.block_tables), num_rows), PADDING_SLOT, dtype=torch.int64, device=device)
         self._drawn = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._logits = torch.empty(num_rows, program.vocab_size, dtype=torch.float32, device=device)
         self._chosen = torch.zeros(num_rows * 9, dtype=torch.uint8, device=device)
-        self._batches: dict[int, AttentionBatch] = {}
+        self._batches: dict[int, tuple[AttentionBatch, ...]] = {}
 
     def run(self, num_rows: int) -> None:
         """See FixedSteps."""
-        batch, drawn = self._batch(num_rows), self._drawn[:num_rows]
-        batch.plans.clear()
-        row_kernels.begin_step(self.columns, self.kept, self._token_ids, batch, drawn, self._program.block_size)
+        batches, drawn = self._of_groups(num_rows), self._drawn[:num_rows]
+        for batch in batches:
+            batch.plans.clear()
+        row_kernels.begin_step(
+            self.columns, self.kept, self._token_ids, batches[0], self._slots, drawn, self._program.block_size
+        )
         logits = self._logits[:num_rows]
-        logits.copy_(self._program.logits(self._token_ids[:num_rows], batch, self._pool))
+        logits.copy_(self._program.logits(self._token_ids[:num_rows], batches, self._pool))
         tokens, finite = self._views(self._chosen, num_rows)
         token_draws.choose_into(logits, tokens, finite)
         token_draws.draw_chosen(logits, tokens, self.columns, self.kept, drawn, finite)
@@ -221,14 +226,15 @@ class TritonFixedSteps:
 
     def _views(self, chosen: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and whether rows are finite, in one memory, so that they are copied at once."""
-        begin = len(self._slots) * 8
+        begin = len(self._positions) * 8
         return chosen[: num_rows * 8].view(torch.int64), chosen[begin : begin + num_rows].view(torch.bool)
 
-    def _batch(self, count: int) -> AttentionBatch:
-        """The first rows."""
+    def _of_groups(self, count: int) -> tuple[AttentionBatch, ...]:
+        """The first rows, for each cache group."""
         if count not in self._batches:
-            columns = (column[:count] for column in (self._sequences, self._positions, self._slots))
-            self._batches[count] = AttentionBatch(
-                *columns, self.kept.block_tables, np.arange(count + 1, dtype=np.int32)
+            sequences, positions, offsets = self._sequences[:count], self._positions[:count], np.arange(count + 1)
+            self._batches[count] = tuple(
+                AttentionBatch(sequences, positions, slots[:count], tables, offsets.astype(np.int32))
+                for slots, tables in zip(self._slots, self.kept.block_tables, strict=True)
             )
         return self._batches[count]

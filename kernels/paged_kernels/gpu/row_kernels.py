@@ -201,20 +201,23 @@ def angles_of(table, at, held, is_value, still):
 
 @triton.jit
 def begin_kernel(
-    rows, kept_ids, kept_positions, block_tables, table_stride, to_ids, to_sequences, to_positions, to_slots, to_drawn,
-    BLOCK_SIZE: tl.constexpr,
+    rows, kept_ids, kept_positions, block_tables, group_stride, table_stride, to_ids, to_sequences, to_positions, to_slots,
+    slot_stride, to_drawn, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Program i: what row i of a step computes, from what is kept of its sequence; padding writes nowhere."""
-    i = tl.program_id(0)
+    """Program (i, g): what row i of a step computes, from what is kept of its sequence, with its slot in cache group g.
+
+    Padding writes nowhere.
+    """
+    i, group = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + i)
     is_row = row >= 0
     position = tl.load(kept_positions + row, mask=is_row, other=0)
-    table = block_tables + row.to(tl.int64) * table_stride
+    table = block_tables + group.to(tl.int64) * group_stride + row.to(tl.int64) * table_stride
     block = tl.load(table + position // BLOCK_SIZE, mask=is_row, other=0).to(tl.int64)
     tl.store(to_ids + i, tl.load(kept_ids + row, mask=is_row, other=0))
     tl.store(to_sequences + i, tl.where(is_row, row, 0))
     tl.store(to_positions + i, position)
-    tl.store(to_slots + i, tl.where(is_row, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+    tl.store(to_slots + group * slot_stride + i, tl.where(is_row, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
     tl.store(to_drawn + i, position.to(tl.int64) + 1)
 
 
@@ -276,12 +279,17 @@ def begin_step(
     kept: KeptRows,
     to_ids: torch.Tensor,
     to: AttentionBatch,
+    to_slots: torch.Tensor,
     to_drawn: torch.Tensor,
     block_size: int,
 ) -> None:
-    """Write the inputs of a step of the first rows of `columns`; `to_drawn`: int64, the positions of the tokens to be drawn."""
+    """Write the inputs of a step of the first rows of `columns`.
+
+    `to_slots`: int64 [cache groups, at least these rows]. `to_drawn`: int64, the positions of the tokens to be drawn.
+    """
     assert PADDING_SLOT == -1
-    begin_kernel[(len(to.slots),)](
-        columns.rows, kept.token_ids, kept.positions, kept.block_tables, kept.block_tables.stride(0), to_ids, to.sequences,
-        to.positions, to.slots, to_drawn, BLOCK_SIZE=block_size, enable_fp_fusion=True,
+    tables = kept.block_tables
+    begin_kernel[(len(to.slots), len(tables))](
+        columns.rows, kept.token_ids, kept.positions, tables, tables.stride(0), tables.stride(1), to_ids, to.sequences,
+        to.positions, to_slots, to_slots.stride(0), to_drawn, BLOCK_SIZE=block_size, enable_fp_fusion=True,
     )  # fmt: skip

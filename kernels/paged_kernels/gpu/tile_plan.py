@@ -9,6 +9,7 @@ costs more than it saves.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,35 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
+from paged_kernels.backend import SCALED_MOST, AttentionBatch, AttentionRule, CacheShape
 
 _SHORT_ROWS = 16
 """Minimum rows of a matrix unit."""
+
+
+ALL, WINDOW, CHUNK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Which keys a token sees: all before it, those of a sliding window, those of its chunk."""
+
+
+class Span(NamedTuple):
+    """`kind`: ALL, WINDOW or CHUNK, a constant of kernels. `size`: tokens of a window or a chunk."""
+
+    kind: int
+    size: int
+
+
+def span_of(rule: AttentionRule) -> Span:
+    """That of a layer."""
+    kind = ALL if rule.most_keys is None else WINDOW if rule.chunk is None else CHUNK
+    return Span(int(kind.value), rule.most_keys or 0)
+
+
+@triton.jit
+def first_key(positions, span, SPAN: tl.constexpr):
+    """The first key that tokens at `positions`, a number or a tensor, see. Not for ALL."""
+    if SPAN == WINDOW:
+        return tl.maximum(positions - span + 1, 0)
+    return positions // span * span
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +113,7 @@ def tile_shapes(
 
 
 def make_plans(
-    batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, window: int | None, sharing: Sharing,
+    batch: AttentionBatch, shape: CacheShape, group: int, dtype: torch.dtype, span: Span, sharing: Sharing,
     cache_dtype: torch.dtype | None = None,
 ) -> list[TilePlan]:  # fmt: skip
     """The plans of a step for layers with equal attention: tiles of few tokens, tiles of many; empty ones are left out.
@@ -101,13 +127,13 @@ def make_plans(
     offsets = batch.offsets.astype(np.int32)
     counts = np.diff(offsets)
     if len(counts) and (counts == 1).all():
-        return [_plan(batch, shape, short, len(counts), None, kept, window, sharing)]
+        return [_plan(batch, shape, short, len(counts), None, kept, span, sharing)]
     few = counts * group <= short.rows
     plans = []
     for tile, chosen in ((short, few), (tall, ~few)):
         tiles = cut(offsets, chosen, tile.rows // group)
         if tiles.shape[1]:
-            plans.append(_plan(batch, shape, tile, tiles.shape[1], tiles, kept, window, sharing))
+            plans.append(_plan(batch, shape, tile, tiles.shape[1], tiles, kept, span, sharing))
     return plans
 
 
@@ -122,7 +148,7 @@ def cut(offsets: NDArray[np.int32], chosen: NDArray[np.bool_], height: int) -> N
 
 def _plan(
     batch: AttentionBatch, shape: CacheShape, tile: TileShape, num_tiles: int, tiles: NDArray[np.int32] | None,
-    dtype: torch.dtype, window: int | None, sharing: Sharing,
+    dtype: torch.dtype, span: Span, sharing: Sharing,
 ) -> TilePlan:  # fmt: skip
     """`tiles`: None for one token each, in order. `dtype`: of the cache."""
     device = batch.positions.device
@@ -144,8 +170,8 @@ def _plan(
     block = triton.next_power_of_2(num_tiles)
     plan_kernel[(1,)](
         plan.tiles, batch.positions, plan.items, plan.num_items, plan.tile_parts, num_tiles, max_items, target,
-        -(-sharing.min_program_bytes // turn_bytes), window or 0,
-        KEYS=tile.keys, HAS_WINDOW=window is not None, CUTS=tiles is None, BLOCK=block, num_warps=4 if block <= 1024 else 16,
+        -(-sharing.min_program_bytes // turn_bytes), span.size,
+        KEYS=tile.keys, SPAN=span.kind, CUTS=tiles is None, BLOCK=block, num_warps=4 if block <= 1024 else 16,
         enable_fp_fusion=True,
     )  # fmt: skip
     return plan
@@ -153,8 +179,8 @@ def _plan(
 
 @triton.jit
 def plan_kernel(
-    tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, window,
-    KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
+    tiles, positions, items, num_items, tile_parts, num_tiles, max_items, target, min_turns, span,
+    KEYS: tl.constexpr, SPAN: tl.constexpr, CUTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: split the keys of all tiles into `items` of equal length; see TilePlan. A turn is KEYS keys.
 
@@ -172,8 +198,8 @@ def plan_kernel(
         count = tl.load(tiles + num_tiles + tile, mask=real, other=0)
     position = tl.load(positions + first, mask=real, other=0)
     begin = tl.zeros([BLOCK], tl.int32)
-    if HAS_WINDOW:
-        begin = tl.maximum(0, position - window + 1) // KEYS
+    if SPAN != ALL:
+        begin = first_key(position, span, SPAN) // KEYS
     end = position + count
     turns = tl.where(real, (end + KEYS - 1) // KEYS - begin, 0)
     share = tl.maximum((tl.sum(turns, 0) + target - 1) // target, min_turns)

@@ -87,7 +87,7 @@ def decoder_launches(shape: CacheShape, group: int, dtype: torch.dtype, width: i
         row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "silu")
         row_kernels.gated(torch.zeros(tokens, 2 * width, dtype=dtype), "gelu_tanh")
         columns, kept = FixedColumns(tokens, ids.device), KeptRows.zeros(tokens, 16, ids.device)
-        row_kernels.begin_step(columns, kept, ids, batch, ids, shape.block_size)
+        row_kernels.begin_step(columns, kept, ids, batch, ids[None], ids, shape.block_size)
     return found + rotation_launches(shape, group, dtype)
 
 

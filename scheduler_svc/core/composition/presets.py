@@ -4,14 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from block_manager.cache_rules import CacheRules
-from block_manager.compat.vllm_063 import Vllm063Rules
-from block_manager.compat.vllm_2023 import Vllm2023Rules
-from block_manager.hashing import HashChain, HashRename
-from block_manager.rules.no_blocks import NoBlocks
-from block_manager.rules.quire_rules import QuireRules
-from block_manager.rules.v1_rules import V1PoolRules
+from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import task_policies
+from scheduler_svc.core.composition.cache_choice import cache_of, keeps_tables_whole
 from scheduler_svc.core.fast_decode.outputs import FastOutputs
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
@@ -147,7 +142,7 @@ def worker_group(
     """A worker group with empty queues and an empty cache."""
     state = CoreState(
         limits=limits,
-        cache=_cache(spec, limits, rename, shared.chains),
+        cache=cache_of(spec, limits, rename, shared.chains),
         shared=shared,
         max_total_tokens=limits.max_model_len + (not spec.has("mixed steps")),
         guard=ProgressGuard(),
@@ -156,8 +151,8 @@ def worker_group(
         costs=first_costs(spec),
     )
     progress, outputs, phases = parts(spec, ordering_of(spec, shared.costs), state, deadlines)
-    lanes, has_window = SingleLane(spec.batch_queue), spec.sliding_window is not None
-    return WorkerGroup(state, phases, lanes, progress, outputs, first_lane=number, moves_groups=not has_window)
+    lanes, moves = SingleLane(spec.batch_queue), keeps_tables_whole(spec, limits)
+    return WorkerGroup(state, phases, lanes, progress, outputs, first_lane=number, moves_groups=moves)
 
 
 def first_costs(spec: PolicySpec) -> CostBook:
@@ -168,8 +163,9 @@ def first_costs(spec: PolicySpec) -> CostBook:
 def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Deadlines | None) -> Parts:
     """Progress, output rules and phases of a spec, over a new state or, for `live_change`, an existing one."""
     progress, outputs, phases = _mixed(spec, ordering, state) if spec.has("mixed steps") else _v0(spec, ordering)
-    if spec.sliding_window is not None and state.cache.device_pool is not None:
-        outputs = BehindWindow(outputs, state.cache.device_pool, spec.sliding_window)
+    pool = state.cache.device_pool
+    if pool is not None and pool.has_windows:
+        outputs = BehindWindow(outputs, pool)
     if deadlines is not None:
         phases.insert(0, DropExpired(deadlines))
     return progress, outputs, phases
@@ -191,30 +187,6 @@ def ordering_of(spec: PolicySpec, costs: CostBook) -> Ordering:
     """The ordering that the spec names."""
     known: dict[str, Ordering] = {"fcfs": Fcfs(), "priority": Priority(), "aged": AgingPriority(spec.patience_s, costs)}
     return known[spec.policy]
-
-
-def _cache(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, chains: dict[str, HashChain]) -> CacheRules:
-    sizes: dict[str, Any] = {
-        "block_size": limits.block_size,
-        "num_gpu_blocks": limits.num_gpu_blocks,
-        "num_cpu_blocks": limits.num_cpu_blocks,
-        "max_model_len": limits.max_model_len,
-        "prefix_caching": limits.prefix_caching,
-        "rename": rename,
-        "chains": chains,
-    }
-    windowed = spec.sliding_window is not None
-    if spec.cache == "v1_pool":
-        return V1PoolRules.make(**sizes, windowed=windowed)
-    if spec.cache == "none":
-        return NoBlocks(max_model_len=limits.max_model_len)
-    if spec.cache == "quire":
-        return QuireRules.make(**sizes, watermark_blocks=spec.watermark_blocks, windowed=windowed)
-    sizes |= {"watermark_blocks": spec.watermark_blocks, "sliding_window": spec.sliding_window}
-    as_recorded = spec.defects == "recorded"
-    if spec.cache == "vllm_2023":
-        return Vllm2023Rules.make(**sizes, keeps_stale_keys=as_recorded)
-    return Vllm063Rules.make(**sizes, counts_whole_prompts=as_recorded, exact_window=not as_recorded)
 
 
 def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
@@ -247,10 +219,11 @@ def _mixed(spec: PolicySpec, ordering: Ordering, state: CoreState) -> Parts:
         first.append(
             RankPreemption(ordering, step_shares, progress, least_lost, pool, margin_s=margin_s, max_loras=max_loras)
         )
-    if not spec.fast_path or spec.sliding_window is not None or pool is None:
+    fast_pool = pool.fast_pool if pool is not None and spec.fast_path else None
+    if fast_pool is None:
         return progress, outputs, [*first, running, *rest]
-    fast = FastRunning(running, step_shares, state.fast_rows, progress, pool)
-    return progress, FastOutputs(outputs, state.fast_rows, progress, pool), [*first, fast, *rest]
+    fast = FastRunning(running, step_shares, state.fast_rows, progress, fast_pool)
+    return progress, FastOutputs(outputs, state.fast_rows, progress, fast_pool), [*first, fast, *rest]
 
 
 def _v0(spec: PolicySpec, ordering: Ordering) -> Parts:

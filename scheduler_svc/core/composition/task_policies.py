@@ -1,8 +1,8 @@
 """Build schedulers of Chitu's three task policies, which differ in phase and placement."""
 
-from block_manager.hashing import HashChain, HashRename
-from block_manager.rules.per_rank import PerRankRules
-from block_manager.rules.v1_rules import V1PoolRules
+from block_manager.hashing import HashRename
+from block_manager.rules.per_rank import PerRankRules, RankRules
+from scheduler_svc.core.composition.cache_choice import keeps_tables_whole, v1_rules
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits, PoolSize
@@ -34,7 +34,7 @@ from svc_common.errors import ConfigError
 
 LEFT_TO_OTHERS = "the policy leaves such work to another scheduler, and none took it over"
 
-TaskParts = tuple[V1PoolRules | PerRankRules, OneUnderWay, OutputRules, list[Phase], LaneChoice, list[InspectablePart]]
+TaskParts = tuple[RankRules | PerRankRules, OneUnderWay, OutputRules, list[Phase], LaneChoice, list[InspectablePart]]
 
 
 def build(spec: PolicySpec, limits: CoreLimits, pools: list[PoolSize], rename: HashRename | None) -> Scheduler:
@@ -57,7 +57,7 @@ def worker_group(
 ) -> WorkerGroup:
     """A worker group with empty queues and an empty cache."""
     assemble = _ranks if spec.has("ranks") else _skew if spec.has("cache slots") else _scored
-    caches = _caches(spec, limits, rename, shared.chains)
+    caches = [v1_rules(spec, limits, rename, shared.chains) for _ in range(spec.dp_size)]
     cache, progress, outputs, phases, lanes, views = assemble(spec, limits, caches)
     state = CoreState(
         limits=limits,
@@ -69,35 +69,14 @@ def worker_group(
         number=number,
         costs=_first_costs(spec),
     )
-    if spec.sliding_window is not None:
-        outputs = BehindWindow(outputs, cache, spec.sliding_window)
-    first_lane = number * lanes.num_lanes
-    has_window = spec.sliding_window is not None
-    return WorkerGroup(
-        state, phases, lanes, progress, outputs, views, first_lane=first_lane, moves_groups=not has_window
-    )
+    if cache.has_windows:
+        outputs = BehindWindow(outputs, cache)
+    first_lane, moves = number * lanes.num_lanes, keeps_tables_whole(spec, limits)
+    return WorkerGroup(state, phases, lanes, progress, outputs, views, first_lane=first_lane, moves_groups=moves)
 
 
 def _first_costs(spec: PolicySpec) -> CostBook:
     return CostBook(Costs(spec.step_s, spec.compute_token_s, spec.swap_block_s))
-
-
-def _caches(
-    spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, chains: dict[str, HashChain]
-) -> list[V1PoolRules]:
-    """Cache rules of each rank."""
-    return [
-        V1PoolRules.make(
-            block_size=limits.block_size,
-            num_gpu_blocks=limits.num_gpu_blocks,
-            num_cpu_blocks=limits.num_cpu_blocks,
-            max_model_len=limits.max_model_len,
-            prefix_caching=limits.prefix_caching,
-            rename=rename,
-            chains=chains,
-        )
-        for _ in range(spec.dp_size)
-    ]
 
 
 def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
@@ -111,7 +90,7 @@ def _guard(spec: PolicySpec, limits: CoreLimits) -> ProgressGuard:
     return ProgressGuard(MAX_EMPTY_PLANS * num_turns, STUCK if only is None else f"{LEFT_TO_OTHERS} ({only})")
 
 
-def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[RankRules]) -> TaskParts:
     [cache] = pools
     shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     threshold = AdaptiveThreshold(cache.ledger.gpu)
@@ -121,7 +100,7 @@ def _scored(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> T
     return cache, shares.progress, outputs, [phase], groups, [phase, groups]
 
 
-def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[RankRules]) -> TaskParts:
     [cache] = pools
     shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     slots = SkewSlots(spec.slot_sizes(limits))
@@ -130,7 +109,7 @@ def _skew(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> Tas
     return cache, shares.progress, AtOnce(shares.progress), [phase], slots, [slots]
 
 
-def _ranks(spec: PolicySpec, limits: CoreLimits, pools: list[V1PoolRules]) -> TaskParts:
+def _ranks(spec: PolicySpec, limits: CoreLimits, pools: list[RankRules]) -> TaskParts:
     cache = PerRankRules(pools)
     shares = TaskShares(OneUnderWay(), cache, PLACEMENTS[spec.placement])
     ranks = Ranks(spec.dp_size, spec.tasks_per_rank(limits))

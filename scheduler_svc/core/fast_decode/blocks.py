@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from block_manager.cache_rules import DevicePool
+from block_manager.cache_rules import FastPool
 from scheduler_svc.core.fast_decode.rows import FastRows, Ints
 from scheduler_svc.core.parts.interfaces import Progress
 from scheduler_svc.core.request import Group
@@ -30,7 +30,7 @@ class RowProgress(Progress, Protocol):
 class FastBlocks:
     """Allocates blocks for rows and registers the blocks that they fill."""
 
-    def __init__(self, rows: FastRows, cache: DevicePool) -> None:
+    def __init__(self, rows: FastRows, cache: FastPool) -> None:
         self._rows = rows
         self._cache = cache
 

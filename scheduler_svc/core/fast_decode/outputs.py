@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from block_manager.cache_rules import DevicePool
+from block_manager.cache_rules import FastPool
 from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
 from scheduler_svc.core.fast_decode.rows import NO_TOKEN, FastInFlight, FastRows, Ints
@@ -23,7 +23,7 @@ _TICKET = attrgetter("ticket")
 class FastOutputs:
     """Output rules that handle a result when it arrives. `rows` are shared with the running phase."""
 
-    def __init__(self, inner: AtOnce, rows: FastRows, progress: RowProgress, cache: DevicePool) -> None:
+    def __init__(self, inner: AtOnce, rows: FastRows, progress: RowProgress, cache: FastPool) -> None:
         self._inner = inner
         self._rows = rows
         self._progress = progress

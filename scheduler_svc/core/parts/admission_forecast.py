@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.ledger import Ledger
 from scheduler_svc.core.parts.admission import OpenGate
 from scheduler_svc.core.parts.phases import AdmissionVerdict
 from scheduler_svc.core.plan_builder import PlanBuilder
@@ -21,6 +22,34 @@ _FALL = 0.002
 _MOST_CAUTION = 1.0
 _ROUNDING = 1e-3
 """Blocks; more than sums of the same numbers in different orders differ by."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableGrowth:
+    """How tables grow: at each position `num_whole` blocks for the whole sequence, and one for each of `windows`, in
+    tokens, until the sequence is that long.
+    """
+
+    block_size: int
+    num_whole: int = 1
+    windows: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "TableGrowth":
+        """That of a ledger's tables."""
+        return cls(ledger.block_size, ledger.num_groups - len(ledger.windows), ledger.windows)
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks at each position."""
+        return self.num_whole + len(self.windows)
+
+    def in_windows(self, tokens: Floats, width: Floats) -> Floats:
+        """Slots in blocks of windows, for `tokens` of `width` sequences together; their first and last blocks are on
+        average half needed.
+        """
+        most = (window + self.block_size / 2 for window in self.windows)
+        return sum((np.minimum(tokens, width * each) for each in most), start=np.zeros(np.shape(tokens)))
 
 
 @dataclass(slots=True)
@@ -57,21 +86,32 @@ class BlockDemand:
             first, end = first + int(equal.searchsorted(key)), first + int(equal.searchsorted(key, "right"))
         return np.insert(order, end, len(order))
 
-    def growth(self, block_size: int) -> float:
+    def growth(self, tables: TableGrowth) -> float:
         """Upper bound on the blocks by which the groups grow, as if none ended before another."""
-        grown = (self.tokens + self.width * self.remaining) / block_size - self.blocks + self.width / 2
+        tokens = self.tokens + self.width * self.remaining
+        slots = tables.num_whole * tokens + tables.in_windows(tokens, self.width)
+        grown = slots / tables.block_size - self.blocks + tables.num_groups * self.width / 2
         return float(np.maximum(0.0, grown).sum())
 
-    def peak(self, num_used: int, block_size: int) -> float:
+    def peak(self, num_used: int, tables: TableGrowth) -> float:
         """Peak number of blocks in use from now on, given `num_used` now: the maximum just before each group ends."""
         # Sorted by all fields, so that the order in which groups were examined makes no difference.
         order = self.order = np.lexsort(self._keys()[::-1]) if self.order is None else self.order
-        remaining, width = self.remaining[order], self.width[order].cumsum()
-        known = (self.tokens - self.blocks * block_size)[order].cumsum()
-        half_full = width / 2  # last blocks are on average half empty
-        grown = np.maximum(0.0, (known + width * remaining) / block_size + half_full)
+        remaining, width, whole = self.remaining[order], self.width[order].cumsum(), tables.num_whole
+        known = (whole * self.tokens - self.blocks * tables.block_size)[order].cumsum()
+        half_full = tables.num_groups * width / 2  # last blocks are on average half empty
+        slots = known + whole * width * remaining
+        if tables.windows:
+            slots += self._in_windows(order, tables)
+        grown = np.maximum(0.0, slots / tables.block_size + half_full)
         gone = self.own.sum() - self.own[order].cumsum()
         return float((num_used + grown - gone).max())
+
+    def _in_windows(self, order: Ints, tables: TableGrowth) -> Floats:
+        """Slots in blocks of windows when each group ends, of those that have not ended before."""
+        tokens, width, remaining = self.tokens[order], self.width[order], self.remaining[order]
+        then = tokens + width * remaining[:, None]
+        return np.asarray(np.tril(tables.in_windows(then, width)).sum(axis=1))
 
 
 class PeakForecastAdmission(OpenGate):
@@ -103,17 +143,17 @@ class PeakForecastAdmission(OpenGate):
         """STOP if the forecast peak exceeds the capacity."""
         if not state.running or group is builder.favoured or group is state.guard.favourite:
             return AdmissionVerdict.ENTER
-        size = state.limits.block_size
-        capacity = state.cache.capacity_tokens // size - state.cache.watermark_blocks
+        capacity = state.cache.capacity_blocks - state.cache.watermark_blocks
         demand, mine = self._running(state, builder, capacity), self._of([group], state)
-        most_used = self._most_used + mine.growth(size)
+        tables = TableGrowth.of(state.cache.ledger)
+        most_used = self._most_used + mine.growth(tables)
         if most_used < capacity - _ROUNDING:
             self._admitted.append(mine)
             self._most_used = most_used
             return AdmissionVerdict.ENTER
         for one in (*self._admitted, mine):
             demand += one
-        peak = demand.peak(self._num_used, size)
+        peak = demand.peak(self._num_used, tables)
         if peak <= capacity:
             self._demand, self._admitted, self._most_used = demand, [], peak
             return AdmissionVerdict.ENTER
@@ -137,7 +177,7 @@ class PeakForecastAdmission(OpenGate):
             # Shared blocks are in several tables: each holder is assumed to free its part.
             self._demand.own = self._demand.blocks * (min(1.0, self._num_used / held) if held else 0.0)
             self._admitted = []
-            self._most_used = self._num_used + self._demand.growth(state.limits.block_size)
+            self._most_used = self._num_used + self._demand.growth(TableGrowth.of(state.cache.ledger))
         return self._demand
 
     def _learn(self, state: CoreState) -> None:
@@ -150,10 +190,10 @@ class PeakForecastAdmission(OpenGate):
 
     def _factor(self, state: CoreState) -> float:
         """Factor applied to expected growth."""
-        costs, size = state.costs.now, state.limits.block_size
+        costs, ledger = state.costs.now, state.cache.ledger
         if not (costs.are_known and state.cache.num_free_cpu):
             return self._caution
-        return self._caution * min(1.0, costs.swap_s(1) / costs.compute_s(size))
+        return self._caution * min(1.0, costs.swap_s(ledger.num_groups) / costs.compute_s(ledger.block_size))
 
     def _of_rows(self, state: CoreState) -> BlockDemand:
         rows = state.fast_rows
@@ -184,4 +224,4 @@ def _num_held(group: Group, state: CoreState) -> int:
     ledger = state.cache.ledger
     if group.place is QueueKind.WAITING:
         return sum(ledger.gpu.refs[block] > 0 for block in state.cache.lookup(group.live[0]).block_ids)
-    return len({block for s in group.live for block in ledger.tables.get(s.name, ())})
+    return len({block for s in group.live for block in ledger.tables.get(s.name, ())} - ledger.gpu.reserved)

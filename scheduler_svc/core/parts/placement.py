@@ -21,7 +21,7 @@ _MOST_PASSED = 32
 _UNKNOWN_STEP_S, _UNKNOWN_TOKEN_S, _UNKNOWN_OUTPUT = 0.02, 1e-4, 64.0
 _OUTPUT_SHARE = 0.1
 """A prompt delays the first token of one behind it by all its tokens; rows that decode run beside it in the same steps."""
-_PREFIX_WEIGHT = 8.0
+_PREFIX_WEIGHT = 6.0
 """A prefix that is computed again takes its time, and blocks in which prefixes of others are cached."""
 
 
@@ -199,15 +199,16 @@ def can_hold(state: CoreState, group: Group) -> bool:
     """True if the cache there could hold the group at its longest, or no other could hold more of it."""
     if state.is_largest:
         return True
-    capacity, size = state.cache.capacity_tokens, state.limits.block_size
+    cache = state.cache
     longest = min(len(group.request.prompt_token_ids) + group.request.stop.max_tokens, state.max_total_tokens)
-    return capacity > group.outgrew and capacity >= math.ceil(longest / size) * size * group.max_num_running_seqs
+    most = cache.ledger.most_blocks(longest, group.max_num_running_seqs)
+    return cache.capacity_blocks > group.outgrew and most <= cache.capacity_blocks
 
 
 def may_start(state: CoreState, group: Group, num_cached: int, builder: PlanBuilder) -> bool:
     """True if the group has seats there, and free blocks for the rest of its prompt."""
     _, left = builder.left.get(state.number, (0, 0.0))
-    need = math.ceil((group.live[0].num_tokens - num_cached + left) / state.limits.block_size)
+    need = state.cache.ledger.blocks_for(math.ceil(group.live[0].num_tokens - num_cached + left))
     return has_seats(state, group, builder) and need <= state.cache.num_free_gpu
 
 

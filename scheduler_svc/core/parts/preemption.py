@@ -178,12 +178,6 @@ def num_lost_tokens(group: Group, state: CoreState) -> int:
 
 def _num_shared_tokens(sequence: Sequence, state: CoreState) -> int:
     """Tokens in leading blocks with other holders; 0 where they could not be found again by a lookup."""
-    ledger = state.cache.ledger
     if not state.limits.prefix_caching or sequence.no_cache_reuse:
         return 0
-    num_blocks = 0
-    for block in ledger.tables.get(sequence.name, ()):
-        if ledger.gpu.refs[block] < 2:
-            break
-        num_blocks += 1
-    return num_blocks * ledger.block_size
+    return state.cache.ledger.num_shared_tokens(sequence.name)

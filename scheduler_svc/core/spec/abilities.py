@@ -88,8 +88,8 @@ PARTS: Mapping[str, Mapping[Any, Part]] = {
     "cache": {
         "vllm_2023": Part(("steps of v0",), _BLOCKS),
         "vllm_063": Part(("steps of v0",), (*_BLOCKS, "lookahead slots")),
-        "v1_pool": Part(("cached prompt tokens",), ("blocks", "a device pool")),
-        "quire": Part(("a choice of cache rules",), (*_BLOCKS, "lookahead slots", "a device pool")),
+        "v1_pool": Part(("cached prompt tokens",), ("blocks", "a device pool", "cache groups")),
+        "quire": Part(("a choice of cache rules",), (*_BLOCKS, "lookahead slots", "a device pool", "cache groups")),
         "none": Part(("a choice of cache rules",), ("lookahead slots",)),
     },
     "grouping": {"request": Part(("groups of a request",)), "sample": Part(("groups of a sample",))},

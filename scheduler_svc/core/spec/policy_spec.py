@@ -164,6 +164,13 @@ class PolicySpec(TaskKnobs):
         if self.sliding_window is not None and not self.frees_behind_window(prefix_caching=limits.prefix_caching):
             why = "the block managers of v0 free no blocks outside a window with prefix_caching; turn that off"
             raise _bad(self, "sliding_window", why)
+        if limits.cache_windows and not self.has("cache groups"):
+            raise _bad(
+                self,
+                "cache",
+                f"keeps one block table for all layers, and the layers of the model form {len(limits.cache_windows)} cache "
+                "groups; start the worker with --no-cache-groups, or use a policy with cache=v1_pool or quire",
+            )
         most = limits.num_gpu_blocks - 1
         if self.defects == "repaired" and self.watermark_blocks is not None and self.watermark_blocks > most:
             why = f"must be less than num_gpu_blocks ({most + 1}), or no prompt is ever admitted; use at most {most}"

@@ -66,8 +66,9 @@ class WaitReplanning:
             return self._core.spec.chunk_s + self._core.state.costs.now.compute_s(most_tokens)
         if key in ("max_num_batched_tokens", "prefill_chunk_size"):
             return most_tokens
-        num_blocks = sum(-(-tokens // limits.block_size) + 1 for tokens in longest)
-        return limits.num_gpu_blocks + num_blocks + self._core.state.cache.watermark_blocks
+        cache = self._core.state.cache
+        num_blocks = sum(cache.ledger.blocks_for(tokens) + cache.ledger.num_groups for tokens in longest)
+        return limits.num_gpu_blocks + num_blocks + cache.watermark_blocks
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:
         """True if a plan of that step starts or resumes the request."""

@@ -1,4 +1,6 @@
-"""Random lives under Quire's rules, against a model of what a worker would have written into each block."""
+"""Random lives under Quire's rules, of one cache group and of several, against a model of what a worker would have written
+into each block.
+"""
 
 import copy
 
@@ -9,38 +11,48 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from block_manager import integrity
 from block_manager.cache_rules import AllocStatus, Growth, Pair
+from block_manager.rules.grouped_rules import GroupedQuireRules
 from block_manager.rules.quire_rules import QuireRules
 from tests.support.core.sequences import KnownSequence, prompt
 
 SIZE = 4
 Contents = dict[tuple[str, int], dict[int, tuple[object, ...]]]
+Windows = tuple[int | None, ...]
+ONE_GROUP: list[Windows] = [(None,), (None,), (3,), (6,)]
+GROUPS: list[Windows] = [(None, 3), (6, None), (None, 6, 3), (None, 5, 5), (3, 6), (1, None), (None, None)]
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14) | st.builds(
+    lambda length, end: [2] * length + end, st.integers(1, 24), st.lists(st.integers(0, 1), max_size=2)
+)
 
 
 class QuireLives(RuleBasedStateMachine):
     """Groups start, fork, grow, lose samples, move, are recomputed, fail and end, in any order, on small devices.
 
     `self.contents` says for every slot of every block the prefix whose KV a worker would have written there, stale ones
-    included. What a table says must be found in it, so a wrong share, hit, copy or swap shows (R200).
+    included, and the cache group. What a table says must be found in it, so a wrong share, hit, copy or swap shows (R200).
     """
+
+    some_windows = ONE_GROUP
 
     @initialize(
         usable=st.integers(3, 12),
         host=st.integers(0, 8),
         caching=st.booleans(),
         watermark=st.integers(0, 2),
-        window=st.sampled_from([None, None, 3, 6]),
+        data=st.data(),
     )
-    def build(self, usable: int, host: int, caching: bool, watermark: int, window: int | None) -> None:
-        self.window = window
-        self.rules = QuireRules.make(
-            block_size=SIZE,
-            num_gpu_blocks=usable + 1,
-            num_cpu_blocks=host,
-            max_model_len=64,
-            prefix_caching=caching,
-            watermark_blocks=watermark,
-            windowed=window is not None,
-        )
+    def build(self, usable: int, host: int, caching: bool, watermark: int, data: st.DataObject) -> None:
+        self.windows = data.draw(st.sampled_from(self.some_windows))
+        self.num_groups = len(self.windows)
+        sizes = {"num_gpu_blocks": self.num_groups * usable + 1, "num_cpu_blocks": self.num_groups * host}
+        values = {"max_model_len": 64, "prefix_caching": caching, "watermark_blocks": watermark, **sizes}
+        self.rules: GroupedQuireRules | QuireRules
+        if self.num_groups > 1:
+            self.rules = GroupedQuireRules.make(self.windows, block_size=SIZE, num_ahead_tokens=64, **values)
+            self.chains = self.rules._groups[0]._prefixes._chains
+        else:
+            self.rules = QuireRules.make(block_size=SIZE, window=self.windows[0], **values)
+            self.chains = self.rules._prefixes._chains
         self.contents: Contents = {}
         self.groups: list[list[KnownSequence]] = []
         self.swapped: list[list[KnownSequence]] = []
@@ -52,9 +64,14 @@ class QuireLives(RuleBasedStateMachine):
     def _write(self, sequence: KnownSequence, upto: int) -> None:
         table = self.rules.ledger.tables[sequence.name]
         for p in range(sequence.num_computed_tokens, upto):
-            slots = self.contents.setdefault(("g", table[p // SIZE]), {})
-            slots[p % SIZE] = (sequence.lora_id, sequence.cache_salt, *sequence.token_ids[: p + 1])
+            for group in range(self.num_groups):
+                block = table[p // SIZE * self.num_groups + group]
+                self.contents.setdefault(("g", block), {})[p % SIZE] = self._content(sequence, p, group)
         sequence.num_computed_tokens = upto
+
+    @staticmethod
+    def _content(sequence: KnownSequence, p: int, group: int) -> tuple[object, ...]:
+        return group, sequence.lora_id, sequence.cache_salt, *sequence.token_ids[: p + 1]
 
     def _move(self, pairs: list[Pair], source: str, target: str) -> None:
         moved = {(target, b): dict(self.contents.get((source, a), {})) for a, b in pairs}
@@ -73,7 +90,7 @@ class QuireLives(RuleBasedStateMachine):
 
     # --- lives ---
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14), kind=st.integers(0, 5), fails=st.booleans())
+    @rule(tokens=PROMPTS, kind=st.integers(0, 5), fails=st.booleans())
     def arrive(self, tokens: list[int], kind: int, fails: bool) -> None:
         self.count += 1
         alike = [g[0] for g in self.groups if g[0].token_ids[: g[0].num_prompt_tokens] == tokens]
@@ -90,6 +107,7 @@ class QuireLives(RuleBasedStateMachine):
 
     def _start(self, group: list[KnownSequence], *, fails: bool = False) -> None:
         first = group[0]
+        first.has_siblings = len(group) > 1
         hit = self.rules.lookup(first)
         num_tokens = len(first.token_ids) - hit.num_tokens
         if self.rules.can_admit(group, hit, num_tokens) is not AllocStatus.OK:
@@ -135,7 +153,7 @@ class QuireLives(RuleBasedStateMachine):
             return
         for sequence in group:
             sequence.token_ids.append(data.draw(st.integers(0, 1)))
-        hashers = [chain._hasher for chain in self.rules._prefixes._chains.values()]
+        hashers = [chain._hasher for chain in self.chains.values()]
         trial = copy.deepcopy(self.rules, {id(hasher): hasher.copy() for hasher in hashers if hasher is not None})
         fits = self.rules.can_extend(group, 1, num_lookahead)
         assert fits == self.rules.fits_exactly(group, 1, num_lookahead)
@@ -153,25 +171,32 @@ class QuireLives(RuleBasedStateMachine):
         else:
             self._drop_blocks(group)
 
-    @precondition(lambda self: self.window and self.groups)
+    @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def look_ahead(self, data: st.DataObject) -> None:
-        """R105: blocks behind the window may be given to other sequences from now on."""
+        """R105: blocks behind the windows may be given to other sequences from now on."""
         sequence = data.draw(st.sampled_from(data.draw(st.sampled_from(self.groups))))
-        free = self.rules.num_free_gpu
-        shared = [self.rules.ledger.gpu.refs[b] > 1 for b in self.rules.ledger.tables[sequence.name]]
-        before = self._first_in_sight(sequence)
-        self.rules.free_out_of_window(sequence, len(sequence.token_ids), self.window)
-        after = max(0, len(sequence.token_ids) - self.window + 1) // SIZE * SIZE
-        assert self._first_in_sight(sequence) == max(before, after)
-        gone = shared[before // SIZE : max(before, after) // SIZE]
-        assert self.rules.num_free_gpu == free + gone.count(False)
+        free, num_freed = self.rules.num_free_gpu, 0
+        after = [self._first_in_sight(sequence, group) for group in range(self.num_groups)]
+        table = self.rules.ledger.tables[sequence.name]
+        for group, window in enumerate(self.windows):
+            if window is not None:
+                before = after[group]
+                after[group] = max(before, (max(0, len(sequence.token_ids) - window + 1)) // SIZE * SIZE)
+                gone = table[group :: self.num_groups][before // SIZE : after[group] // SIZE]
+                num_freed += sum(self.rules.ledger.gpu.refs[block] == 1 for block in gone)
+        self.rules.free_out_of_window(sequence, len(sequence.token_ids))
+        assert after == [self._first_in_sight(sequence, group) for group in range(self.num_groups)]
+        assert self.rules.num_free_gpu == free + num_freed
 
-    def _first_in_sight(self, sequence: KnownSequence) -> int:
+    def _first_in_sight(self, sequence: KnownSequence, group: int) -> int:
         """Its first token that is in a block of its own: null blocks come first in a table, if at all."""
         ledger = self.rules.ledger
         table = ledger.tables.get(sequence.name) or ledger.host_tables.get(sequence.name) or []
-        return SIZE * (table.count(0) if self.window else 0)
+        own = table[group :: self.num_groups]
+        has_null = self.windows[group] is not None
+        assert not has_null or 0 not in own[own.count(0) :]
+        return SIZE * (own.count(0) if has_null else 0)
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
@@ -189,8 +214,10 @@ class QuireLives(RuleBasedStateMachine):
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(self.groups))
-        distinct = {b for s in group for b in self.rules.ledger.tables[s.name] if b}
-        assert self.rules.can_swap_out(group) == (len(distinct) <= self.rules.num_free_cpu)
+        tables = [self.rules.ledger.tables[s.name] for s in group]
+        distinct = {block for table in tables for block in table if block}
+        has_null_block = any(0 in table for table in tables) and not self.rules.ledger.cpu.reserved
+        assert self.rules.can_swap_out(group) == (len(distinct) <= self.rules.num_free_cpu and not has_null_block)
         if self.rules.can_swap_out(group):
             pairs = self.rules.swap_out(group)
             assert {a for a, _ in pairs} == distinct
@@ -228,15 +255,19 @@ class QuireLives(RuleBasedStateMachine):
     @invariant()
     def the_ledger_is_whole(self) -> None:
         assert integrity.check(self.rules.ledger) == []
+        assert self.rules.ledger.gpu.hash_of[0] is None
 
     @invariant()
     def tables_hold_what_was_computed(self) -> None:
         tables = [("g", self.rules.ledger.tables, self.groups), ("c", self.rules.ledger.host_tables, self.swapped)]
         for device, held, groups in tables:
             for s in (s for group in groups for s in group):
-                for p in range(self._first_in_sight(s), s.num_computed_tokens):
-                    slot = self.contents[(device, held[s.name][p // SIZE])][p % SIZE]
-                    assert slot == (s.lora_id, s.cache_salt, *s.token_ids[: p + 1])
+                for group, window in enumerate(self.windows):
+                    first = self._first_in_sight(s, group)
+                    assert window is None or first <= max(0, s.num_computed_tokens - window + 1)
+                    for p in range(first, s.num_computed_tokens):
+                        block = held[s.name][p // SIZE * self.num_groups + group]
+                        assert self.contents[(device, block)][p % SIZE] == self._content(s, p, group)
 
     def teardown(self) -> None:
         if hasattr(self, "rules"):
@@ -252,8 +283,25 @@ TestQuireLives = QuireLives.TestCase
 TestQuireLives.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
+class GroupedLives(QuireLives):
+    """The same with several cache groups, whose blocks are in one pool."""
+
+    some_windows = GROUPS
+
+
+TestGroupedLives = GroupedLives.TestCase
+TestGroupedLives.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+
+
 @pytest.mark.long
 class TestManyQuireLives(QuireLives.TestCase):
+    """The same, longer."""
+
+    settings = settings(max_examples=2500, stateful_step_count=80, deadline=None)
+
+
+@pytest.mark.long
+class TestManyGroupedLives(GroupedLives.TestCase):
     """The same, longer."""
 
     settings = settings(max_examples=2500, stateful_step_count=80, deadline=None)

@@ -13,7 +13,9 @@ from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, sta
 SIZE = 4
 
 
-def make(num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64, windowed: bool = False) -> V1PoolRules:
+def make(
+    num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64, window: int | None = None
+) -> V1PoolRules:
     """V1 rules whose device has that many blocks besides the null block."""
     return V1PoolRules.make(
         block_size=SIZE,
@@ -21,7 +23,7 @@ def make(num_usable: int = 20, *, caching: bool = True, max_model_len: int = 64,
         num_cpu_blocks=0,
         max_model_len=max_model_len,
         prefix_caching=caching,
-        windowed=windowed,
+        window=window,
     )
 
 
@@ -193,9 +195,9 @@ def test_a_group_too_large_for_the_pool_never_starts_whatever_part_of_it_would()
     start(busy, prompt("b/0", [1]))
     assert busy.can_admit(group, PrefixHit(), 10) is AllocStatus.LATER
     assert make(5, caching=False).can_admit(group, PrefixHit(), 1) is AllocStatus.NEVER
-    assert make(5, caching=False, windowed=True).can_admit(group, PrefixHit(), 1) is AllocStatus.OK
-    assert make(5, caching=False, windowed=True).can_admit(group, PrefixHit(), 10) is AllocStatus.NEVER
-    assert make(4, caching=False, windowed=True).can_admit(group, PrefixHit(), 1) is AllocStatus.NEVER
+    assert make(5, caching=False, window=8).can_admit(group, PrefixHit(), 1) is AllocStatus.OK
+    assert make(5, caching=False, window=8).can_admit(group, PrefixHit(), 10) is AllocStatus.NEVER
+    assert make(4, caching=False, window=8).can_admit(group, PrefixHit(), 1) is AllocStatus.NEVER
 
 
 def test_the_first_of_a_group_computes_the_shared_prompt_in_place() -> None:

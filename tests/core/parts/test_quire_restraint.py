@@ -12,7 +12,7 @@ from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.workloads import WORKLOADS
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.parts.admission_forecast import BlockDemand
+from scheduler_svc.core.parts.admission_forecast import BlockDemand, TableGrowth
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.core.parts.output_lengths import MOST_KEPT, OutputLengths
 from scheduler_svc.core.reasons import Reason
@@ -61,29 +61,46 @@ def test_the_peak_is_when_the_next_to_end_is_at_its_end() -> None:
     """Blocks of 4; one with 8 tokens to come and one with 16, each holding 2 full blocks of its own: 2 + 2 now, at most
     2 + 2 + 4 when the first ends, then 2 + 4; and half a block each."""
     demand = BlockDemand(floats(8, 8), floats(2, 2), floats(2, 2), floats(8, 16), floats(1, 1))
-    assert demand.peak(4, 4) == 4 + 2 + 2 + 2 / 2
+    assert demand.peak(4, TableGrowth(4)) == 4 + 2 + 2 + 2 / 2
     alone = BlockDemand(floats(8), floats(2), floats(2), floats(16), floats(1))
-    assert alone.peak(2, 4) == 2 + 4 + 1 / 2
+    assert alone.peak(2, TableGrowth(4)) == 2 + 4 + 1 / 2
 
 
-def test_the_peak_is_at_most_what_all_grow_to() -> None:
+def test_blocks_of_a_window_stop_growing() -> None:
+    """Blocks of 4; one group for the whole sequence and one with a window of 8: that has at most 8 tokens and half a block in
+    front, where a second whole one would have all 40.
+    """
+    alone = BlockDemand(floats(8), floats(4), floats(4), floats(32), floats(1))
+    assert alone.peak(4, TableGrowth(4, 2)) == 4 + 2 * 8 + 1
+    assert alone.peak(4, TableGrowth(4, 1, (8,))) == 4 + 8 + 0.5 + 1 == 4 + alone.growth(TableGrowth(4, 1, (8,)))
+    two = BlockDemand(floats(8, 20), floats(4, 7), floats(4, 7), floats(32, 4), floats(1, 1))
+    first_ends = (12 + 24) / 4 + (10 + 10) / 4 + 2 - 4 - 7
+    second_ends = 40 / 4 + 10 / 4 + 1 - 4 - 7
+    assert two.peak(11, TableGrowth(4, 1, (8,))) == 11 + max(first_ends, second_ends)
+    short = BlockDemand(floats(2), floats(2), floats(2), floats(3), floats(1))
+    assert short.peak(2, TableGrowth(4, 1, (8,))) == short.peak(2, TableGrowth(4, 2))
+
+
+@pytest.mark.parametrize(("num_whole", "windows"), [(1, ()), (1, (6, 6)), (0, (3, 20))])
+def test_the_peak_is_at_most_what_all_grow_to(num_whole: int, windows: tuple[int, ...]) -> None:
     """Random groups, with one after another added, as a step admits them; from the computed peak on where there is one."""
     draw = np.random.default_rng(3)
     for _ in range(200):
         count, size = int(draw.integers(1, 12)), int(draw.choice([1, 4, 16]))
+        tables = TableGrowth(size, num_whole, windows)
         tokens, remaining = draw.integers(1, 90, count).astype(float), draw.uniform(1, 90, count)
         blocks = np.ceil(tokens / size) - draw.integers(0, 2, count)
         groups = [
             BlockDemand(*(floats(values[i]) for values in (tokens, blocks, blocks / 2, remaining)), floats(1 + i % 3))
             for i in range(count)
         ]
-        all_of_them, bound = groups[0], 40 + groups[0].growth(size)
+        all_of_them, bound = groups[0], 40 + groups[0].growth(tables)
         for group in groups[1:]:
-            assert all_of_them.peak(40, size) <= bound + 1e-9
+            assert all_of_them.peak(40, tables) <= bound + 1e-9
             if draw.random() < 0.3:
-                bound = all_of_them.peak(40, size)
+                bound = all_of_them.peak(40, tables)
                 all_of_them.order = None
-            all_of_them, bound = all_of_them + group, bound + group.growth(size)
+            all_of_them, bound = all_of_them + group, bound + group.growth(tables)
 
 
 def test_a_peak_that_is_not_computed_changes_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,6 +232,16 @@ def test_a_bad_body_is_400(http: httpx.Client, body: bytes) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
+def test_other_inputs_than_text_are_refused(http: httpx.Client, kind: str) -> None:
+    """An image, sound or film in a message: 400, with the part's place, its type, and what is served."""
+    parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "https://example.org/x"}}]
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[0].content[1]")
+    assert error["message"] == f"messages[0].content[1]: is of type {kind}; this server takes text only"
+
+
 def test_other_errors_have_their_status(http: httpx.Client) -> None:
     """Too large, unknown model, unknown path, wrong method, unsupported content, no messages."""
     chat = "/v1/chat/completions"

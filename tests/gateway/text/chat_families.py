@@ -22,7 +22,10 @@ from worker_svc.model.bundle import make_bundle
 
 # Phi-3.5-MoE talks as Phi-3 does.
 FAMILIES = tuple(
-    family for family in checkpoints.FAMILIES if family not in {"phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite"}
+    family
+    for family in checkpoints.FAMILIES
+    if family
+    not in {"phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2", "glm4_moe"}
 )
 TEMPLATES = Path(__file__).parent / "templates"
 WITH_TOOLS = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "opt"})

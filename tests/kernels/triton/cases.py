@@ -59,6 +59,8 @@ def random_problem(kind: str, seed: int) -> Problem:
         rng.randint(1, longest // 2) if rng.random() < 0.4 else None,
         rng.choice([5.0, 50.0]) if rng.random() < 0.3 else None,
     )
+    if rule.sliding_window is None and rng.random() < 0.4:
+        rule = dataclasses.replace(rule, chunk=rng.randint(1, longest // 2))
     group = rng.randint(1, 8)
     if rng.random() < 0.4:
         sinks = [rng.uniform(-4.0, 6.0) for _ in range(shape.num_kv_heads * group)]
@@ -111,8 +113,8 @@ def make_inputs(problem: Problem) -> Inputs:
         offsets=np.cumsum([0, *news], dtype=np.int32),
         lengths=np.array([old + new for old, new in problem.sequences], np.int32),
     )
-    window = problem.rule.sliding_window or 10**9
-    stale = [tables[i, : max(0, old - window + 1) // size] for i, (old, _) in enumerate(problem.sequences)]
+    firsts = problem.rule.first_keys(torch.tensor([old for old, _ in problem.sequences])).tolist()
+    stale = [tables[i, : first // size] for i, first in enumerate(firsts)]
     heads = shape.num_kv_heads
     return Inputs(
         contents(num_new, heads * problem.group),
@@ -126,7 +128,7 @@ def make_inputs(problem: Problem) -> Inputs:
 
 
 def attend(backend: KernelBackend, problem: Problem) -> torch.Tensor:
-    """float32 [new tokens, heads, dim]. Blocks that were never written, or left a window, hold NaN; padding gives zero."""
+    """float32 [new tokens, heads, dim]. Blocks that were never written, or left a window or chunk, hold NaN; padding gives zero."""
     given, cache_dtype = make_inputs(problem), problem.cache_dtype or problem.dtype
     cache = full_of_nan((2, given.num_blocks, problem.shape.block_elements(cache_dtype)), cache_dtype).to(DEVICE)
     nothing = cache[:, :1].clone()

@@ -6,7 +6,7 @@ import torch
 from paged_kernels.backend import AttentionRule
 from paged_kernels.gpu import backend as triton_backend
 from paged_kernels.gpu.backend import TritonBackend
-from paged_kernels.gpu.tile_plan import Sharing, make_plans
+from paged_kernels.gpu.tile_plan import Sharing, make_plans, span_of
 from paged_kernels.reference import ReferenceBackend
 from tests.kernels.triton.cases import ALLOWED, Problem, attend, distance, make_inputs, narrowed, random_problem
 
@@ -33,7 +33,7 @@ def compare(kind: str, seeds: range, record) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_reference(kind, record_property):
-    """R18: block tables, grouped heads, windows, soft caps; NaN in every block that must not be read. A sample of the shapes."""
+    """R18: block tables, grouped heads, windows, chunks, soft caps; NaN in every block that must not be read. A sample."""
     compare(kind, range(QUICK), record_property)
 
 
@@ -91,9 +91,9 @@ def test_long_contexts_are_cut_and_short_ones_are_not():
         sequences=((700, 1), (3, 1), (0, 8)),
         rule=AttentionRule(0.1),
     )
-    inputs = make_inputs(problem)
+    inputs, span = make_inputs(problem), span_of(problem.rule)
     (plan,) = make_plans(
-        inputs.batch, problem.shape, 1, problem.dtype, None, Sharing(16 * problem.shape.num_kv_heads, 0)
+        inputs.batch, problem.shape, 1, problem.dtype, span, Sharing(16 * problem.shape.num_kv_heads, 0)
     )
     parts = plan.tile_parts[1].tolist()
     assert parts[0] > 4
@@ -102,9 +102,9 @@ def test_long_contexts_are_cut_and_short_ones_are_not():
     assert len(items) == parts[0] + 2
     assert sum(high - low for tile, low, high, _ in items if tile == 0) == 701
     assert sum(parts) <= plan.max_parts
-    (alone,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, None, Sharing(1, 0))
+    (alone,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, span, Sharing(1, 0))
     assert int(alone.num_items) == 3
-    (coarse,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, None, Sharing(4096, 1 << 30))
+    (coarse,) = make_plans(inputs.batch, problem.shape, 2, problem.dtype, span, Sharing(4096, 1 << 30))
     assert not coarse.tile_parts[1].any(), "a program has at least so many bytes to read"
 
 

@@ -39,7 +39,7 @@ def taken(problem: Problem, backend: LibraryBackend) -> Problem:
     heads = min((dim for dim in range(8, 257) if dim in limits.head_dims), key=lambda dim: abs(dim - shape.head_dim))
     size = shape.block_size if shape.block_size in limits.block_sizes else 32
     dtype = problem.dtype if problem.dtype in limits.dtypes else torch.bfloat16
-    rule = replace(problem.rule, softcap=problem.rule.softcap if limits.softcap else None)
+    rule = replace(problem.rule, softcap=problem.rule.softcap if limits.softcap else None, sinks=None, chunk=None)
     given = replace(problem, shape=CacheShape(size, shape.num_kv_heads, heads), dtype=dtype, rule=rule)
     assert not limits.problem(given.shape, dtype, dtype, [rule])
     return given

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def tensors(rng: torch.Generator, dtype: torch.dtype):
 
 
 def random_case(seed: int, kernels) -> Case:
-    """Layers of one kind: with and without biases, head norms, rotation of all or a part, windows, norms behind parts."""
+    """Layers of one kind: with and without biases, head norms, rotation of all or a part, windows, chunks, norms behind parts."""
     draw, dtype = random.Random(seed), DTYPES[seed % 3]
     made = tensors(torch.Generator().manual_seed(seed), dtype)
     kv_heads, group, dim = draw.randint(1, 3), draw.choice([1, 2, 4, 5]), draw.choice([32, 64, 80, 128])
@@ -69,7 +69,8 @@ def random_case(seed: int, kernels) -> Case:
     biased, one_plus = draw.random() < 0.5, draw.random() < 0.5
     rotated = draw.choice([None, dim, dim // 2])
     has_norms, after = draw.random() < 0.5, draw.random() < 0.5
-    rule = AttentionRule(dim**-0.5, draw.choice([None, 9]), draw.choice([None, 20.0]))
+    reach = draw.choice([{}, {"sliding_window": 9}, {"chunk": 9}])
+    rule = AttentionRule(dim**-0.5, softcap=draw.choice([None, 20.0]), **reach)
     activation = draw.choice(["silu", "gelu_tanh"])
 
     def weights(columns: int, depth: int):
@@ -146,7 +147,7 @@ def check_programs(seeds: Sequence[int], record, cache_dtype: torch.dtype | None
                 backend.decoder, ReferenceBackend(), case.operators, stream, case.num_heads, other, batch
             )
             rows = stream.to(DEVICE)
-            prepared.run(rows, on_device(batch), pool)
+            prepared.run(rows, [on_device(batch)], pool)
             count = int(batch.offsets[-1])
             off = ALLOWED[case.dtype] * near(rows[:count], expected[:count], case.dtype)
             assert off < ALLOWED[case.dtype] + STEPS.get(cache_dtype, 0), (seed, i)
@@ -182,7 +183,7 @@ def check_fixed_steps(seeds: Sequence[int], record) -> None:
         other.pool[:], pool = 0, cache.pool.to(DEVICE)
         pool[:] = 0
         kept = KeptRows.zeros(len(cache.tables), 3 + cache.tables.shape[1], pool.device)
-        kept.block_tables[:, : cache.tables.shape[1]] = cache.tables.to(DEVICE)
+        kept.block_tables[0, :, : cache.tables.shape[1]] = cache.tables.to(DEVICE)
         steps = backend.decoder.fixed_steps(program, 4, kept, pool)
         assert steps is not None
         for i, rows in enumerate([(0, 1, 2), (3,), (2, 0, 3, 1), (1, 3)]):
@@ -219,3 +220,50 @@ def test_fixed_steps(record_property):
 def test_fixed_steps_of_many_programs(record_property):
     """R18: all."""
     check_fixed_steps(range(WHOLE), record_property)
+
+
+def test_layers_of_two_cache_groups_share_a_pool():
+    """R18: a program and fixed decode steps whose two layers have block tables of their own in one pool entry: bitwise those of
+    a pool entry for each layer."""
+    backend, seed = make(), 1
+    case = random_case(seed, backend.decoder)
+    joint = [
+        replace(op, layer=0, group=op.layer) if isinstance(op, RotateAndStore | Attend) else op for op in case.operators
+    ]
+    assert {op.group for op in joint if isinstance(op, Attend)} == {0, 1}
+    plain, shared = Cache(case.shape, 3, 40, case.dtype), Cache(case.shape, 6, 40, case.dtype, num_layers=1)
+    pools = [plain.pool.to(DEVICE), shared.pool.to(DEVICE)]
+    groups = [shared.tables[:3].contiguous(), shared.tables[3:].contiguous()]
+
+    def program(operators: Sequence[Operator]) -> Program:
+        return Program([on_device(op) for op in operators], case.widths, case.num_heads, case.shape, case.dtype)
+
+    programs = [backend.decoder.prepare(program(operators), case.dtype) for operators in (case.operators, joint)]
+    for spans, padding in (([(0, 0, 33), (1, 0, 5)], 2), ([(1, 5, 6), (2, 0, 17), (0, 33, 34)], 0)):
+        batch = plain.batch(spans, padding)
+        slots = [shared.batch([(row + 3 * g, *span) for row, *span in spans], padding).slots for g in (0, 1)]
+        both = [on_device(replace(batch, slots=s, block_tables=t)) for s, t in zip(slots, groups, strict=True)]
+        stream = tensors(torch.Generator().manual_seed(seed), case.dtype)(len(batch.slots), case.table.shape[1])
+        rows = [stream.clone().to(DEVICE), stream.clone().to(DEVICE)]
+        programs[0].run(rows[0], [on_device(batch)], pools[0])
+        programs[1].run(rows[1], both, pools[1])
+        assert torch.equal(rows[0], rows[1])
+    found = []
+    for operators, tables, pool in (
+        (case.operators, plain.tables[None], pools[0]),
+        (joint, torch.stack(groups), pools[1]),
+    ):
+        whole = [Embed(case.table, 0.5), *operators, Head(backend.decoder.pack(case.head, None))]
+        kept = KeptRows.zeros(3, tables.shape[2] + 1, pool.device, len(tables))
+        kept.block_tables[:, :, : tables.shape[2]] = tables.to(DEVICE)
+        kept.positions[:] = torch.tensor([34, 6, 17])
+        steps = backend.decoder.fixed_steps(program(whole), 4, kept, pool)
+        assert steps is not None
+        steps.columns.memory.copy_(
+            torch.from_numpy(steps.columns.packed(rows=np.array([2, 0, 1], np.int32))).to(DEVICE)
+        )
+        for _ in range(2):
+            steps.run(4)  # one of them is padding
+        found.append(steps.logits(3).clone())
+    assert found[0].isfinite().all()
+    assert torch.equal(found[0], found[1])

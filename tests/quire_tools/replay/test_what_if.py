@@ -128,6 +128,15 @@ def test_probes_repeat_the_recorded_step(policy: str) -> None:
                 assert first_difference(want, PlanFreezer().of(plan)) is None
 
 
+def test_what_if_of_a_model_with_cache_groups() -> None:
+    """Its groups are those of the recording under every policy; one that keeps one table for all layers is refused."""
+    segments = one_life(recorded("vllm-v1", 3, grouped=True, changes=False).segments())
+    assert segments[0].about["limits"]["cache_windows"]
+    assert what_if(segments, "quire", []).num_requests == what_if(segments, None, []).num_requests > 0
+    with pytest.raises(ConfigError, match="keeps one block table for all layers"):
+        what_if(segments, "vllm-v0", [])
+
+
 def test_steps_that_are_not_there() -> None:
     """Before the first and behind the last."""
     segments, _ = _contention()

@@ -228,6 +228,24 @@ def test_the_window_is_the_models() -> None:
         assert choice.for_model(WORKER) is choice
 
 
+def test_cache_groups_are_the_models() -> None:
+    """Only the worker reports their windows; one window is not several groups; what keeps one table refuses them and says
+    what to do.
+    """
+    grouped = replace(WORKER, cache_windows=[0, 1024])
+    for policy in ("vllm-v1", "vllm-v1-async", "static", "quire", "chitu", "chitu-skew", "chitu-dp"):
+        limits = choose(policy).core_limits(grouped)
+        assert limits.cache_windows == (0, 1024)
+        assert choose(policy).build(limits).state.cache.ledger.num_groups == 2
+    assert choose("quire").core_limits(replace(WORKER, cache_windows=[1024])).cache_windows == ()
+    for policy, cache in (("vllm-v0", "vllm_063"), ("vllm-v0-chunked", "vllm_063"), ("vllm-2023", "vllm_2023")):
+        message = refused(policy, worker=grouped, max_num_batched_tokens=4096)
+        assert f"cache={cache!r}: keeps one block table for all layers" in message and "--no-cache-groups" in message
+        assert choose(policy, max_num_batched_tokens=4096).core_limits(WORKER).cache_windows == ()
+    assert choose("vllm-v0", ["cache=quire"]).core_limits(grouped).cache_windows == (0, 1024)
+    assert "unknown key 'cache_windows'" in refused("quire", "cache_windows=64")
+
+
 def test_unknown_names() -> None:
     """A preset that looks like it, all of them, and that a file would do."""
     message = refused("vllm-v0-chunk")

@@ -72,9 +72,8 @@ class Life:
         self._workers = [self._new_worker() for _ in range(self.core.num_workers)]
 
     def _new_worker(self) -> WorkerModel:
-        window = None if self.setting.spec.cache == "vllm_2023" else self.setting.spec.sliding_window
         has_blocks = self.setting.spec.cache != "none"
-        return WorkerModel(self.setting.limits.block_size, window, self._past, has_blocks=has_blocks)
+        return WorkerModel(self.setting.limits.block_size, self.setting.windows, self._past, has_blocks=has_blocks)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -497,8 +496,7 @@ class Life:
         for entry in plan.scheduled:
             assert entry.num_tokens > 0
             if self.setting.spec.cache != "none":
-                held = len(state.cache.ledger.tables[entry.name]) * limits.block_size
-                assert entry.computed_before + entry.num_tokens <= held
+                assert entry.computed_before + entry.num_tokens <= state.cache.ledger.room(entry.name)
         self._check_groups(plan)
 
     def _budget(self, plan: StepPlan) -> int:
@@ -595,9 +593,10 @@ class Life:
         """A request that ends because the cache is too small for it must not fit into an empty one, with all of its group."""
         groups = self.requests[e.request_id].groups
         [group] = [g for g in groups if any(s.name == e.name for s in g.sequences)]
-        size, pool = self.setting.limits.block_size, max(s.limits.num_gpu_blocks for s in self.core.states) - 1
+        pool, ledger = max(s.limits.num_gpu_blocks for s in self.core.states) - 1, self.core.state.cache.ledger
         together = [s for s in group.sequences if s.status in (SequenceStatus.FINISHED_IGNORED, *_LIVE)]
-        assert sum(-(-s.num_tokens // size) for s in together) > pool
+        num = len(together)
+        assert sum(ledger.most_blocks(s.num_tokens, num) for s in together) > pool * num
 
     def _check_end(self) -> None:
         assert self._done == Counter(dict.fromkeys(self.requests, 1))

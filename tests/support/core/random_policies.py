@@ -17,6 +17,12 @@ class Setting:
     limits: CoreLimits
     pools: tuple[PoolSize, ...] = ()
 
+    @property
+    def windows(self) -> list[int | None]:
+        """Of each cache group, the tokens that its layers look back; None: all. Vllm 2023 frees no blocks."""
+        one = None if self.spec.cache == "vllm_2023" else self.spec.sliding_window
+        return [window or None for window in self.limits.cache_windows] or [one]
+
 
 def random_setting(policy: str, rng: random.Random) -> Setting:
     """Knobs and limits for that preset."""
@@ -68,6 +74,19 @@ def with_workers(setting: Setting, rng: random.Random) -> Setting:
     rng.shuffle(pools)
     placement = rng.choice(["prefix_affinity", "prefix_affinity", "least_work", "round_robin"])
     return Setting(replace(setting.spec, placement=placement), setting.limits, tuple(pools))
+
+
+def with_groups(setting: Setting, rng: random.Random) -> Setting:
+    """The same for a model with two or three cache groups, with as many blocks for each; as it is if its cache rules serve
+    no groups.
+    """
+    spec, limits = setting.spec, setting.limits
+    if not spec.has("cache groups"):
+        return setting
+    windows = rng.choice([(0, 4), (4, 0), (0, 1), (0, 7, 7), (3, 0, 9), (5, 9), (0, 0)])
+    blocks, on_host = (limits.num_gpu_blocks - 1) * len(windows) + 1, limits.num_cpu_blocks * len(windows)
+    grouped = replace(limits, num_gpu_blocks=blocks, num_cpu_blocks=on_host, cache_windows=windows)
+    return Setting(replace(spec, sliding_window=None), grouped)
 
 
 def _num_blocks(size: int, model_len: int, rng: random.Random) -> int:

@@ -21,6 +21,7 @@ class KnownSequence:
     lora_id: int = 0
     lane: int | None = None
     no_cache_reuse: bool = False
+    has_siblings: bool = False
     sibling_names: tuple[str, ...] = ()
     num_scheduled_tokens: int = 0
 

@@ -3,7 +3,7 @@
 It knows of a plan what the wire would tell it. Whatever the scheduler decides, a sequence must read its own past.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
@@ -61,15 +61,18 @@ class PrefixKeys:
 
 
 class WorkerModel:
-    """Owner of the memory and of what the worker holds of each sequence. `past(name)`: prompt and all tokens told so far."""
+    """Owner of the memory and of what the worker holds of each sequence. `past(name)`: prompt and all tokens told so far.
+
+    `windows`: of each cache group, the tokens that its layers look back; None: all. KV of the groups is different.
+    """
 
     def __init__(
-        self, block_size: int, window: int | None, past: Callable[[str], list[int]], *, has_blocks: bool
+        self, block_size: int, windows: Sequence[int | None], past: Callable[[str], list[int]], *, has_blocks: bool
     ) -> None:
         self.held: dict[str, list[int]] = {}
         self.images: dict[str, list[dict[int, int]]] = {}
         self._size = block_size
-        self._window = window
+        self._windows = windows
         self._past = past
         self._has_blocks = has_blocks
         self._device: dict[int, dict[int, int]] = {}
@@ -154,26 +157,34 @@ class WorkerModel:
         """All that it looks at and does not compute must be in its blocks, from before or by others in this step (R136)."""
         if not self._has_blocks:
             return
-        stream, table = self._streams[entry.name], self.held[entry.name]
+        stream = self._streams[entry.name]
         start = max(entry.computed_before, entry.num_cached_blocks * self._size)
-        first = 0 if self._window is None else max(0, start - self._window + 1)
-        for position in range(first, min(start, len(stream.keys))):
-            found = self._device.get(table[position // self._size], {}).get(position % self._size)
-            if found != stream.keys[position] and self._failed:
-                self._spoil(entry)  # the scheduler does not know yet that a step before it failed
-                return
-            assert found == stream.keys[position], f"{entry.name} reads what is not its token {position}"
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, min(start, len(stream.keys))):
+                block, slot = self._place(entry.name, position, group)
+                is_own = self._device.get(block, {}).get(slot) == _of_group(stream.keys[position], group)
+                if not is_own and self._failed:
+                    self._spoil(entry)  # the scheduler does not know yet that a step before it failed
+                    return
+                assert is_own, f"{entry.name} reads what is not its token {position}, in cache group {group}"
 
     def _spoil(self, entry: ScheduledSequence) -> None:
         """What it computed is worth nothing."""
         if self._has_blocks:
             start = max(entry.computed_before, entry.num_cached_blocks * self._size)
             for position in range(start, entry.computed_before + entry.num_tokens):
-                block = self.held[entry.name][position // self._size]
-                self._device.get(block, {}).pop(position % self._size, None)
+                for group in range(len(self._windows)):
+                    block, slot = self._place(entry.name, position, group)
+                    self._device.get(block, {}).pop(slot, None)
+
+    def _place(self, name: str, position: int, group: int) -> tuple[int, int]:
+        """Block and slot of a token in a cache group: at each position of a table there is one block for each group."""
+        at = position // self._size * len(self._windows) + group
+        return self.held[name][at], position % self._size
 
     def _compute(self, entry: ScheduledSequence, seed: int) -> None:
-        stream, table = self._streams[entry.name], self.held[entry.name]
+        stream = self._streams[entry.name]
         start = max(entry.computed_before, entry.num_cached_blocks * self._size)
         end = entry.computed_before + entry.num_tokens
         sure = end - entry.num_drafts
@@ -186,8 +197,14 @@ class WorkerModel:
             else:
                 before = stream.keys[position - 1] if guess is None else guess
                 key = guess = mix(before, guess_at(seed, entry.index, position))
-            if self._has_blocks:
-                self._device.setdefault(table[position // self._size], {})[position % self._size] = key
+            for group in range(len(self._windows)) if self._has_blocks else ():
+                block, slot = self._place(entry.name, position, group)
+                self._device.setdefault(block, {})[slot] = _of_group(key, group)
+
+
+def _of_group(key: int, group: int) -> int:
+    """What a cache group has in a slot."""
+    return mix(key, group) if group else key
 
 
 def _move(source: dict[int, dict[int, int]], target: dict[int, dict[int, int]], pairs: list[tuple[int, int]]) -> None:

@@ -14,7 +14,7 @@ from protos.worker.v1 import worker_pb2
 from tests.support.stack.kill_signs import POISON, POISON_TOKEN, Signs, signs
 from worker_svc.executor.forward import Forward
 from worker_svc.executor.step_flights import PendingStep
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.rows.batch import IntArray, StepBatch
 from worker_svc.rows.options import Rule
 from worker_svc.rows.table import RowTable

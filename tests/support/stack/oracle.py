@@ -35,10 +35,9 @@ def mixed_jobs(count: int, vocab_size: int, seed: int = 0) -> list[Job]:
 
 @cache
 def _model(path: Path):
-    import torch
-    from transformers import AutoModelForCausalLM
+    from tests.support.checkpoints import load_reference
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return load_reference(path, attn_implementation="eager")
 
 
 def expected(path: Path, job: Job) -> Expected:

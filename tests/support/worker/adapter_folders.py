@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+
+from tests.support.checkpoints import load_reference
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def make_adapter(base: Path, folder: Path, seed: int, **config: Any) -> Path:
     """Saves an adapter of the model in `base` whose matrices are all random; `config`: fields of LoraConfig. Returns `folder`."""
     with torch.random.fork_rng(), _peft_is_behind():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        model = load_reference(base)
         made = get_peft_model(model, LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM", **config))
         made.save_pretrained(folder, save_embedding_layers=False)
     return folder
@@ -33,7 +34,7 @@ class Oracle:
     """A model run by transformers and PEFT, one sequence at a time."""
 
     def __init__(self, base: Path, adapters: dict[int, Path]) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+        self._model = load_reference(base)
         with _peft_is_behind():
             for adapter_id, folder in adapters.items():
                 if isinstance(self._model, PeftModel):

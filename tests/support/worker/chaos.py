@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tests.support.worker.driver import BLOCK_SIZE, Driver, Row
+from tests.support.worker.driver import BLOCK_SIZE, Driver, Row, ids_of
 from worker_svc.executor.model_engine import ModelEngine
 
 NUM_BLOCKS, NUM_CPU_BLOCKS = 160, 40
@@ -100,8 +100,8 @@ class Chaos:
         self._leaving = []
         self.free[:0] = freed
         if self.poisoned:
-            self.engine.cache.device_pool[:, :, self.free] = float("nan")
-            self.engine.cache.host_pool[:, :, self.host_free] = float("nan")
+            self.engine.cache.device_pool[:, :, ids_of(self.engine, self.free)] = float("nan")
+            self.engine.cache.host_pool[:, :, ids_of(self.engine, self.host_free)] = float("nan")
 
     # --- what may happen ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Drives a ModelEngine as a scheduler would, with hand-made steps: rows, blocks and chunks are what a test says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,18 @@ def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEn
 
 
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
-    """A loaded, profiled and allocated engine."""
+    """A loaded, profiled and allocated engine, with so many blocks for each cache group."""
     engine = new_engine(path, num_blocks=num_blocks, **settings)
-    engine.load(lambda _stage, _fraction: None)
+    num_groups = len(engine.load(lambda _stage, _fraction: None).cache_windows) or 1
     engine.profile(64, 8)
-    engine.allocate(num_blocks, num_cpu_blocks)
+    engine.allocate(num_blocks * num_groups, num_cpu_blocks * num_groups)
     return engine
+
+
+def ids_of(engine: ModelEngine, blocks: Iterable[int]) -> list[int]:
+    """Block ids of these places in block tables: each has one for each cache group of the engine."""
+    num_groups = 1 if engine._loaded is None else engine._loaded.num_groups
+    return [block * num_groups + group for block in blocks for group in range(num_groups)]
 
 
 @dataclass
@@ -66,7 +72,10 @@ class Step:
 
 
 class Driver:
-    """Keeps rows like a scheduler; `logits[name][position]` holds every row's sampled logits, bit for bit."""
+    """Keeps rows like a scheduler; `logits[name][position]` holds every row's sampled logits, bit for bit.
+
+    Its blocks are places in block tables; `ids_of` has the ids that the engine is sent for them.
+    """
 
     def __init__(self, engine: ModelEngine, take_block: Callable[[], int] | None = None) -> None:
         self.engine = engine
@@ -168,23 +177,31 @@ class Driver:
             step_id=self._step_id,
             num_decode_steps=num_decode_steps,
             removed_rows=pack(step.removed),
-            blocks_to_swap_in=wire_arrays.pack_pairs(step.swap_in),
-            blocks_to_swap_out=wire_arrays.pack_pairs(step.swap_out),
-            blocks_to_copy=wire_arrays.pack_pairs(step.copies),
+            blocks_to_swap_in=self._pairs(step.swap_in),
+            blocks_to_swap_out=self._pairs(step.swap_out),
+            blocks_to_copy=self._pairs(step.copies),
         )
         if step.added:
-            message.added.CopyFrom(added_rows(step.added))
+            message.added.CopyFrom(added_rows(step.added, self.ids))
         if step.changed:
             message.changed.CopyFrom(
                 worker_pb2.ChangedRows(
                     rows=pack([row.index for row, _, _ in step.changed]),
                     incarnations=pack([row.incarnation for row, _, _ in step.changed]),
                     num_tokens=pack([n for _, n, _ in step.changed]),
-                    num_new_blocks=pack([len(new) for _, _, new in step.changed]),
-                    new_block_ids=pack([block for _, _, new in step.changed for block in new]),
+                    num_new_blocks=pack([len(self.ids(new)) for _, _, new in step.changed]),
+                    new_block_ids=pack([block for _, _, new in step.changed for block in self.ids(new)]),
                 )
             )
         return message
+
+    def ids(self, blocks: Sequence[int]) -> list[int]:
+        """See `ids_of`."""
+        return ids_of(getattr(self.engine, "own", self.engine), blocks)
+
+    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> bytes:
+        sources, targets = (self.ids([pair[side] for pair in pairs]) for side in (0, 1))
+        return wire_arrays.pack_pairs(list(zip(sources, targets, strict=True)))
 
     def _take_in(self, outputs: worker_pb2.WorkerOutputs, share: dict[int, int], logits: list[torch.Tensor]) -> None:
         names = {row.index: name for name, row in self.rows.items()}
@@ -244,8 +261,10 @@ class WatchedModel:
         return self.run
 
 
-def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
-    """The wire form of rows that join."""
+def added_rows(
+    entries: Sequence[tuple[Row, int]], ids: Callable[[Sequence[int]], Sequence[int]] = list
+) -> worker_pb2.AddedRows:
+    """The wire form of rows that join; `ids`: of places in block tables."""
     pack, rows = wire_arrays.pack, [row for row, _ in entries]
 
     def option(name: str, default: float, dtype: Any = wire_arrays.I32) -> bytes:
@@ -259,8 +278,8 @@ def added_rows(entries: Sequence[tuple[Row, int]]) -> worker_pb2.AddedRows:
         num_prompt_tokens=pack([row.num_prompt for row in rows]),
         num_computed_tokens=pack([row.computed for row in rows]),
         num_tokens=pack([n for _, n in entries]),
-        num_blocks=pack([len(row.blocks) for row in rows]),
-        block_ids=pack([block for row in rows for block in row.blocks]),
+        num_blocks=pack([len(ids(row.blocks)) for row in rows]),
+        block_ids=pack([block for row in rows for block in ids(row.blocks)]),
         temperatures=option("temperature", 0.0, wire_arrays.F32),
         top_ps=option("top_p", 1.0, wire_arrays.F32),
         top_ks=option("top_k", 0),

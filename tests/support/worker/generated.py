@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
+
+from tests.support.checkpoints import load_reference
 
 LOGPROB_TOLERANCE = 1e-4
 
@@ -46,7 +48,7 @@ class Hypothesis:
 
 def reference_model(path: Path) -> PreTrainedModel:
     """The checkpoint as transformers runs it, in float32; its generation never stops by itself."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = load_reference(path)
     model.generation_config.eos_token_id = None
     return model
 
@@ -97,4 +99,5 @@ def _ended(tokens: list[int], ends: Sequence[int]) -> list[int]:
 @torch.inference_mode()
 def last_hidden(model: PreTrainedModel, prompt: Sequence[int]) -> torch.Tensor:
     """[tokens, hidden size]: the last hidden states, as AutoModel gives them."""
-    return model.base_model(torch.tensor([list(prompt)])).last_hidden_state[0]
+    decoder = model.model if model.base_model is model else model.base_model
+    return decoder(torch.tensor([list(prompt)])).last_hidden_state[0]

@@ -20,7 +20,7 @@ from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engin
 from tests.support.worker.generated import greedy, reference_model
 from tests.worker.engine.test_invariance import QUICK_SEEDS, check_schedules
 from worker_svc.device.devices import HOST
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.settings import WorkerSettings
 
 PROMPT = list(b"The quick brown fox jumps over the lazy dog, and then sits down to think.")

@@ -9,6 +9,7 @@ import torch
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.registry import make_backend
 from svc_common.errors import ConfigError
+from worker_svc.device.choice import choose_backend, choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST, CudaDevice, HostDevice
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
@@ -28,8 +29,8 @@ def chosen(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
     given = WorkerSettings.of(model="models/tiny", device=device, backend=backend, **settings)
-    found = model_loading.choose_device(given, CUDA_DEVICES)
-    return str(found.torch_device), model_loading.choose_backend(given, found)
+    found = choose_device(given, CUDA_DEVICES)
+    return str(found.torch_device), choose_backend(given, found)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,13 @@ def test_all_of_a_pass_is_moved():
     """Every tensor of a forward pass goes to the model's device; what the host needs stays."""
     ones = torch.ones(3, dtype=torch.int64)
     batch = AttentionBatch(ones.int(), ones.int(), ones, ones.int()[None], np.array([0, 3], np.int32))
-    step = ModelInput(token_ids=ones[None], positions=ones[None], attention=batch, logit_rows=ones, num_logits=3)
+    step = ModelInput(token_ids=ones[None], positions=ones[None], attention=(batch,), logit_rows=ones, num_logits=3)
     assert step.to(CPU) is step
     moved = step.to(torch.device("meta"))
-    tensors = [getattr(at, name) for at in (moved, moved.attention) for name in at.__slots__]
+    tensors = [getattr(at, name) for at in (moved, moved.attention[0]) for name in at.__slots__]
     kinds = [x.device.type for x in tensors if isinstance(x, torch.Tensor)]
     assert kinds == ["meta"] * 7
-    assert moved.attention.offsets is batch.offsets
+    assert moved.attention[0].offsets is batch.offsets
     assert (moved.num_tokens, moved.num_logits) == (3, 3)
 
 

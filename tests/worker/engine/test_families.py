@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import AttentionRule
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, config_of, make_checkpoint, make_model
+from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.worker.chaos import EVENTS, Chaos, origin
 from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated, last_hidden
@@ -21,8 +21,9 @@ from tests.worker.engine.families import Family, prompts_of
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
-from worker_svc.model.cache_engine import CacheEngine
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.decoder.part import PackedPast
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
@@ -113,6 +114,20 @@ def test_what_is_left_out_is_seen(part, gemma, monkeypatch):
         check_lives(gemma, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
+@pytest.mark.parametrize("part", ["chunk", "positions"])
+def test_what_llama_4_needs_is_seen(part, families, monkeypatch):
+    """The same for Llama 4 without its chunks, and without positions for the temperature of its queries."""
+    world = make_world(families["llama4_text"], _SAMPLE_TOKENS)
+    if part == "chunk":
+        engine, inner = make_engine(families["llama4_text"].path), attention._rule
+        monkeypatch.setattr(attention, "_rule", lambda *given: replace(inner(*given), chunk=None))
+        world = replace(world, engine=engine)
+    else:
+        monkeypatch.setattr(PackedPast, "get_seq_length", lambda *_: 0)
+    with pytest.raises(AssertionError):
+        check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
+
+
 def test_moves_that_are_left_out_are_seen(families, monkeypatch):
     """The same for block moves: without copies, and without swaps, tokens are others."""
     world = make_world(families["llama"], _SAMPLE_TOKENS)
@@ -120,28 +135,6 @@ def test_moves_that_are_left_out_are_seen(families, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
             patch.setattr(CacheEngine, move, lambda *_: None)
             check_lives(world, seeds=range(3), num_tokens=_SAMPLE_TOKENS, poisoned=True)
-
-
-def test_the_text_of_a_model_that_sees(tmp_path):
-    """A Gemma 3 checkpoint with a vision tower is served as the text model it contains."""
-    text = config_of("gemma3_text") | {
-        "vocab_size": VOCAB_SIZE,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": None,
-    }
-    text.pop("model_type")
-    tower = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = {
-        "model_type": "gemma3",
-        "text_config": text,
-        "vision_config": tower | {"image_size": 28, "patch_size": 14},
-        "mm_tokens_per_image": 4,
-        "tie_word_embeddings": False,
-        "image_token_index": 5,
-    }
-    world = make_world(Family("gemma3", make_model(config, tmp_path / "m")), _SAMPLE_TOKENS)
-    check_lives(world, seeds=range(1), num_tokens=_SAMPLE_TOKENS)
 
 
 @pytest.mark.parametrize("original", [256, 8], ids=["short", "long"])
@@ -160,10 +153,11 @@ def test_phi3_longrope(original, tmp_path):
 # --- embeddings ------------------------------------------------------------------------------------------------------
 
 
-def _chunked(model_shape, prompts, cuts):
+def _chunked(model_shape, num_groups, prompts, cuts):
     """Packed steps in which several prompts come in chunks: (packed tokens, rows, done) each, over tables of their own."""
     width = -(-max(map(len, prompts)) // model_shape.block_size)
     tables = np.arange(len(prompts) * width, dtype=np.int32)[::-1].reshape(len(prompts), width).copy()
+    tables = of_groups(tables, num_groups)
     done = [0] * len(prompts)
     while any(n < len(prompt) for n, prompt in zip(done, prompts, strict=True)):
         chunks = []
@@ -186,7 +180,7 @@ def test_vectors_are_of_the_last_hidden_states(world):
     for row, task in tasks.items():
         pools.open(row, task)
     vectors = {}
-    for packed, tables, rows, done in _chunked(shape, prompts, cuts=(7, 40, 4, 16, 1)):
+    for packed, tables, rows, done in _chunked(shape, world.engine._loaded.num_groups, prompts, cuts=(7, 40, 4, 16, 1)):
         inputs = list(model_inputs(packed, torch.from_numpy(tables), FREE))
         logits, hidden = model.logits_and_hidden(inputs)
         assert torch.equal(logits, model.logits(inputs))

@@ -117,7 +117,7 @@ def test_beams_of_every_family(family, policy, families, monkeypatch, record_pro
 
 def test_a_lost_copy_is_seen(families, monkeypatch):
     """The tests above can fail: beams that write into each other's blocks are others."""
-    monkeypatch.setattr("worker_svc.model.cache_engine.CacheEngine.copy", lambda *_: None)
+    monkeypatch.setattr("worker_svc.model.cache.cache_engine.CacheEngine.copy", lambda *_: None)
     family, wanted = families[SAMPLE_FAMILIES[0]], searches(("p33",))
     outputs, _ = searched(family.path, POLICIES[0], wanted, 64, monkeypatch)
     with pytest.raises(AssertionError):

@@ -18,19 +18,20 @@ from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
 
 _LONG, _SHORT = 100, 50
-_NUM_BLOCKS = 26
+_NUM_BLOCKS, _NUM_BLOCKS_OF_GROUPS = 26, 52
 _LENGTHS = (8, 17, 30)
 _BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A policy with its keys, and what its steps are to show."""
+    """A policy with its keys, and what its steps are to show. `cache_groups`: False for a policy that keeps one block table."""
 
     name: str
     policy: str
     keys: tuple[str, ...]
     shows: frozenset[str]
+    cache_groups: bool = True
 
 
 _MIXED = {"chunk", "long neighbour", "overlap", "prefix hit", "copy on write"}
@@ -43,6 +44,7 @@ SERVINGS = [
         "vllm-v0",
         ("num_scheduler_steps=4",),
         frozenset({"multi-step", "swap", "recompute", "copy on write"}),
+        cache_groups=False,
     ),
 ]
 
@@ -134,8 +136,17 @@ async def run_all(s: Stack, wanted: list[Ask]) -> list[Output]:
 async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     """All requests at once against generate; says how much there was."""
     wanted, in_flight = asks(), watch_overlap(monkeypatch)
+    has_groups = (
+        serving.cache_groups
+        and len(set(getattr(family.reference.config.get_text_config(), "layer_types", None) or ())) > 1
+    )
+    settings = {
+        "num_blocks": _NUM_BLOCKS_OF_GROUPS if has_groups else _NUM_BLOCKS,
+        "max_model_len": 256,
+        "cache_groups": serving.cache_groups,
+    }
     async with stack(
-        make_engine=lambda _: new_engine(family.path, num_blocks=_NUM_BLOCKS, max_model_len=256),
+        make_engine=lambda _: new_engine(family.path, **settings),
         policy=serving.policy,
         policy_set=serving.keys,
         max_num_seqs=16,

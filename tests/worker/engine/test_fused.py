@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -322,13 +323,29 @@ def test_a_trial_that_is_off(deviation, families, monkeypatch, caplog):
     assert served(engine).tokens == usual
 
 
+def test_layers_that_count_tokens_are_no_program(tmp_path, monkeypatch):
+    """A layer that asks transformers' cache for its length may do with positions what no trial reaches."""
+    inner = modeling_llama.LlamaAttention.forward
+
+    def counting(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **options):
+        before = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
+        far = torch.arange(hidden_states.shape[1]) + before > 1000
+        hidden_states = hidden_states * (1.0 + far[:, None])
+        return inner(self, hidden_states, position_embeddings, attention_mask, past_key_values, **options)
+
+    path = make_checkpoint("llama", tmp_path / "m")
+    assert loaded(path).is_fused
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", counting)
+    assert not loaded(path).is_fused
+
+
 def test_the_trial_does_not_only_warn_of_gross_errors(families, monkeypatch):
     """A window that is one token off is found."""
     inner = operators.Attend
     monkeypatch.setattr(
         operators,
         "Attend",
-        lambda layer, rule: inner(layer, type(rule)(rule.scale, rule.sliding_window - 1, rule.softcap)),
+        lambda layer, rule, group: inner(layer, replace(rule, sliding_window=rule.sliding_window - 1), group),
     )
     assert not loaded(families["mistral"].path).is_fused
 

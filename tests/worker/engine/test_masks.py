@@ -1,6 +1,7 @@
 """Masks: a layer's window counts where its mask alone says so; a mask that cannot be carried out is refused, with its layer."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,12 +11,13 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
 from svc_common.errors import ConfigError
-from tests.support.checkpoints import SLIDING_WINDOW, make_checkpoint
+from tests.support.checkpoints import CHUNK, SLIDING_WINDOW, make_checkpoint
 from tests.support.worker.driver import new_engine
 from tests.worker.engine.families import Family
 from tests.worker.engine.test_families import check_lives, make_world
 from tests.worker.engine.test_window import check_ring
 from worker_svc.model import masks
+from worker_svc.model.fused import operators
 from worker_svc.model.masks import MaskKind
 
 _TOKENS = 8
@@ -62,7 +64,42 @@ def test_a_fused_decoder_has_the_windows_of_masks(tmp_path, monkeypatch):
     check_lives(world, seeds=range(1), num_tokens=_TOKENS)
 
 
+def test_a_fused_decoder_has_chunks(tmp_path, monkeypatch):
+    """Chunks in every layer of a decoder that runs as one program: tokens are those of generate, limits name a window of
+    their size, and few blocks used over and over are enough."""
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_chunked_causal_mask)
+    family = Family("llama", make_checkpoint("llama", tmp_path / "m", attention_chunk_size=CHUNK))
+    world = make_world(family, _TOKENS)
+    assert world.engine._loaded.model.is_fused
+    assert world.engine._loaded.limits.sliding_window == CHUNK
+    check_lives(world, seeds=range(1), num_tokens=_TOKENS)
+    check_ring(world.engine, family, 64)
+
+
+def test_the_trial_finds_chunks_that_are_off(tmp_path, monkeypatch):
+    """A program whose chunks are one token longer is not used."""
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", masking_utils.create_chunked_causal_mask)
+    inner = operators.Attend
+    longer = lambda layer, rule, group: inner(layer, replace(rule, chunk=CHUNK + 1), group)  # noqa: E731
+    monkeypatch.setattr(operators, "Attend", longer)
+    engine = new_engine(make_checkpoint("llama", tmp_path / "m", attention_chunk_size=CHUNK))
+    engine.load(lambda _stage, _fraction: None)
+    assert not engine._loaded.model.is_fused
+
+
+def test_windows_that_a_mask_of_chunks_contradicts_are_refused(tmp_path, monkeypatch):
+    """As for windows: generate obeys the mask."""
+    monkeypatch.setattr(modeling_qwen2, "create_sliding_window_causal_mask", masking_utils.create_chunked_causal_mask)
+    path = make_checkpoint("qwen2", tmp_path / "m", **_QWEN2, attention_chunk_size=32)
+    with pytest.raises(ConfigError, match="sliding_window=24 to attention, but its mask has chunks of 32"):
+        load(path)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def _prefix_and_chunks(_batch, _head, query, key):
+    return (key < 3) | (key >= query // 32 * 32)
 
 
 def _prefix(_batch, _head, _query, key):
@@ -74,7 +111,10 @@ def _sinks_and_window(_batch, _head, query, key):
 
 
 MASKS = {
-    "chunks": (masking_utils.create_chunked_causal_mask, "a mask of chunks"),
+    "chunks": (
+        partial(masking_utils.create_causal_mask, and_mask_function=_prefix_and_chunks),
+        "neither causal nor a sliding window nor of chunks",
+    ),
     "or": (partial(masking_utils.create_causal_mask, or_mask_function=_prefix), "neither causal nor a sliding window"),
     "and": (
         partial(masking_utils.create_causal_mask, and_mask_function=_sinks_and_window),
@@ -88,13 +128,7 @@ MASKS = {
 def test_other_masks_are_refused_with_their_layer(name, llama, monkeypatch):
     """Chunks, unions, intersections and tensors that a model makes by itself: never served as if causal."""
     make_mask, words = MASKS[name]
-
-    def create(config, **given):
-        if name == "chunks":
-            config.attention_chunk_size = 32
-        return make_mask(config=config, **given)
-
-    monkeypatch.setattr(modeling_llama, "create_causal_mask", create)
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", make_mask)
     with pytest.raises(ConfigError, match=rf"LlamaAttention of layer 0 uses .*{words}") as caught:
         load(llama)
     assert caught.value.reason == "MODEL_UNSUPPORTED"
@@ -150,12 +184,26 @@ def test_functions_of_transformers_are_read(num_positions):
         assert masks.read(window, num_positions) == MaskKind(size if size < num_positions else None)
 
 
-@pytest.mark.parametrize("num_positions", [1000, 2048, 4096, 8192, 131_072])
-@pytest.mark.parametrize("size", [2, 3, 16, 17, 24, 32, 100, 128, 512])
+@pytest.mark.parametrize("num_positions", [2, 25, 1000, 2048, 4096, 8192, 131_072])
+@pytest.mark.parametrize("size", [2, 3, 16, 17, 24, 32, 100, 128, 512, 8192])
 def test_chunks_are_no_windows(size, num_positions):
-    """The last token of a chunk sees as much as a window of its size would; the first one does not."""
+    """The last token of a chunk sees as much as a window of its size would; the first one does not. One chunk of all
+    positions is causal."""
     chunks = masking_utils.chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.int64))
-    assert masks.read(chunks, num_positions).problem == "a mask of chunks"
+    assert masks.read(chunks, num_positions) == MaskKind(chunk=size if size < num_positions else None)
+
+
+@pytest.mark.parametrize("size", [16, 24, 100])
+def test_almost_chunks_are_not_taken_for_chunks(size):
+    """Chunks that begin elsewhere, see a token of the chunk before, or change their size."""
+    odd = (
+        lambda _b, _h, query, key: (key <= query) & ((key + 1) // size == (query + 1) // size),
+        lambda _b, _h, query, key: (key <= query) & (key >= (query // size * size - 1)),
+        lambda _b, _h, query, key: (
+            (key <= query) & (key // size == query // size) & ((query < 3 * size) | (key == query))
+        ),
+    )
+    assert all("nor of chunks" in masks.read(function, 2048).problem for function in odd)
 
 
 def test_functions_that_cannot_be_read():

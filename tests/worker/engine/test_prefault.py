@@ -12,8 +12,8 @@ import torch
 from paged_kernels.host_memory import LARGE_PAGE, host_bytes, make_pages
 from tests.support.checkpoints import make_checkpoint
 from tests.support.worker.driver import Driver, make_engine
-from worker_svc.model import prefault
-from worker_svc.model.prefault import PagesAhead
+from worker_svc.model.cache import prefault
+from worker_svc.model.cache.prefault import PagesAhead
 
 LAYERS, BLOCKS, BLOCK_BYTES = 2, 256, 2**17
 PIECE = LARGE_PAGE // BLOCK_BYTES

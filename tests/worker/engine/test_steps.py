@@ -8,7 +8,7 @@ from svc_common.errors import InvalidArgument
 from tests.support.checkpoints import make_checkpoint
 from tests.support.worker.driver import Driver, Step, generate, make_engine
 from worker_svc.device.devices import HOST
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 
 PROMPT = list(b"def main(argv: list[str]) -> int:\n    return 0\n")
 

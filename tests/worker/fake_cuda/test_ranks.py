@@ -16,9 +16,9 @@ from tests.support.worker.rank_group import RunningGroup, joining, running, sett
 from tests.support.worker.rank_runs import check, check_chunks, check_swaps_and_prefixes, prompts
 from tests.worker.fake_cuda import process
 from tests.worker.fake_cuda.recorder import RECORDER
+from worker_svc.device.choice import choose_device
 from worker_svc.device.devices import CudaDevices
 from worker_svc.engine import DeviceLost
-from worker_svc.model.loading import choose_device
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from tests.worker.fake_cuda.ledger import LEDGER
 from tests.worker.fake_cuda.side_stream import FakeSideStream, Unordered
 from worker_svc.device import swaps
 from worker_svc.device.streams import SideStream, StreamEvent
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, SHAPE = 12, 10, CacheShape(2, 1, 8)
 BLOCK_BYTES = 2 * 2 * SHAPE.block_elements(torch.float32) * 4

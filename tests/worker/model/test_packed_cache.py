@@ -19,7 +19,7 @@ from tests.support.tree import ROOT
 from worker_svc.device.devices import HOST
 from worker_svc.invariance import FREE
 from worker_svc.model import packed_cache
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.fused.packed_files import Pack, PackedFiles
 from worker_svc.model.fused.packed_linear import PackedLinear
 from worker_svc.model.input_batch import model_inputs
@@ -53,8 +53,8 @@ def loaded(path: Path, **options: object) -> LoadedModel:
 
 
 def logits_of(model: LoadedModel) -> torch.Tensor:
-    tables = np.arange(2, dtype=np.int32)[None]
-    model.model.bind(model.shape, model.new_cache(2).device_pool)
+    tables = of_groups(np.arange(2, dtype=np.int32)[None], model.num_groups)
+    model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
     return model.model.logits(
         model_inputs(pack([Chunk(0, 0, TOKENS, samples=True)], tables, 16), torch.from_numpy(tables), FREE)
     )

@@ -17,7 +17,7 @@ from tests.support.checkpoints import make_checkpoint
 from worker_svc.device.devices import HOST
 from worker_svc.invariance import FREE
 from worker_svc.model import checkpoint
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.settings import WorkerSettings
@@ -32,7 +32,7 @@ def loaded(path: Path, *, backend: str = "cpu", **options: object) -> LoadedMode
 
 def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
     """The logits of every token of a sequence that is computed chunk by chunk."""
-    tables = np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None]
+    tables = of_groups(np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None], model.num_groups)
     model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
     found, begin = [], 0
     for chunk in chunks:

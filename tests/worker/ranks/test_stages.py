@@ -30,7 +30,10 @@ LONG_CASES = [
     ("llama", 2, 2, 2),
     ("qwen3", 2, 2, 4),
     ("llama", 1, 3, 7),
-    *((family, 1, 2, 4) for family in ("mistral", "qwen2", "gemma2", "gemma3_text", "phi3", "gpt_neox", "mixtral")),
+    *(
+        (family, 1, 2, 4)
+        for family in ("mistral", "qwen2", "gemma2", "gemma3_text", "phi3", "gpt_neox", "mixtral", "llama4_text")
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """The persistent batch: worker.proto's rules for rows, its checks, and that a refused step changes nothing."""
 
 import copy
+import dataclasses
 import time
 
 import numpy as np
@@ -37,6 +38,35 @@ def test_prefill_then_repeats_without_being_mentioned() -> None:
     assert rows.row(3).token_ids == [1, 2, 3, 7, 7, 7, 7]
     assert rows.row(3).block_ids == [5, 6]
     assert rows.row(3).num_computed_tokens == 6
+
+
+def test_cache_groups_have_block_tables_of_their_own() -> None:
+    """common.proto, cache_windows: a place in a row's table has a block id for each group, in order."""
+    rows = RowTable(dataclasses.replace(LIMITS, num_groups=3, max_model_len=128))
+    assert run(rows, step(add=[Row(1, [1, 2, 3, 4, 5], [3, 5, 7, 4, 6, 8], 5)])) == [(1, 0, 5, True)]
+    assert run(rows, step(change=[Change(1, 1)])) == [(1, 5, 1, True)]
+    assert rows.block_tables[:, 1, :2].tolist() == [[3, 4], [5, 6], [7, 8]]
+    run(rows, step(add=[Row(70, [9] * 77, [9] * 60, 77)]))  # more rows and places than there were
+    batch = rows.apply(step(change=[Change(1, 1, [10, 20, 30])]))
+    packed = rows.pack(batch)
+    assert packed.slots[:, packed.token_rows == 1].tolist() == [[4 * 4 + 3], [6 * 4 + 3], [8 * 4 + 3]]
+    assert rows.row(1).block_ids == [3, 5, 7, 4, 6, 8, 10, 20, 30]
+    rows.void(batch)
+
+
+def test_blocks_are_counted_in_places_of_all_groups() -> None:
+    """Too few for the tokens, or not the same number for each group: refused, with nothing changed."""
+    rows = RowTable(dataclasses.replace(LIMITS, num_groups=2))
+    for field, message in (
+        ("added.num_blocks", step(add=[Row(0, [1], [5], 1)])),
+        ("added.num_blocks", step(add=[Row(0, [1] * 5, [5, 6], 5)])),
+    ):
+        with pytest.raises(InvalidArgument, match=field.replace(".", r"\.")):
+            rows.apply(message)
+    run(rows, step(add=[Row(0, [1], [5, 6], 1)]))
+    with pytest.raises(InvalidArgument, match=r"changed\.num_new_blocks.*not a multiple of the model's 2 cache groups"):
+        rows.apply(step(change=[Change(0, 1, [7])]))
+    assert run(rows, step()) == [(0, 1, 1, True)]
 
 
 def test_chunked_prefill_computes_nothing_unless_mentioned() -> None:
@@ -84,7 +114,7 @@ def test_a_copy_of_the_block_tables_is_told_of_each_new_block_once() -> None:
         at, places = rows.new_blocks()
         assert [x.tolist() for x in rows.new_blocks()] == [at.tolist(), places.tolist()], "told until they are copied"
         rows.copied_blocks()
-        return list(zip(at.tolist(), places.tolist(), rows.block_tables[at, places].tolist(), strict=True))
+        return list(zip(at.tolist(), places.tolist(), rows.block_tables[0, at, places].tolist(), strict=True))
 
     run(rows, step(add=[Row(0, [1] * 6, [8, 9], 6), Row(2, [1], [3], 1)]))
     assert told() == [(0, 0, 8), (0, 1, 9), (2, 0, 3)]
@@ -138,7 +168,7 @@ def test_pack_gives_positions_and_slots() -> None:
     packed = rows.pack(batch)
     assert packed.token_ids.tolist() == [10, 11, 12, 13, 14, 21]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 1]
-    assert packed.slots.tolist() == [36, 37, 38, 39, 12, 25]
+    assert packed.slots.tolist() == [[36, 37, 38, 39, 12, 25]]
     assert packed.row_offsets.tolist() == [0, 5, 6]
     assert packed.sampled_at.tolist() == [4]
 

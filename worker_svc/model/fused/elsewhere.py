@@ -51,6 +51,11 @@ class NoEmbedding(nn.Module):
         super().__init__()
         self._width, self._dtype = width, torch.get_default_dtype()
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """No elements; a decoder may read where they are."""
+        return torch.empty(0, device="cpu")
+
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[..., H] for `token_ids` [...]."""
         return torch.zeros(*token_ids.shape, self._width, dtype=self._dtype)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker_svc.invariance import FREE
-from worker_svc.model.dummy_batch import Chunk, pack
+from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.fused.fused_decoder import Fusing
 from worker_svc.model.input_batch import ModelInput, model_inputs
 from worker_svc.model.row_model import RowModel
@@ -58,8 +58,8 @@ def _with_quantized_weights(model: RowModel, given: Fusing, vocab_size: int, ful
 
 def _hidden(model: RowModel, given: Fusing, vocab_size: int) -> torch.Tensor:
     """Last hidden states of all steps, starting with an empty cache."""
-    num_blocks = 2 * _width(given)
-    sizes = (len(given.calls), 2, num_blocks, given.shape.block_elements(given.cache_dtype))
+    num_blocks = 2 * _width(given) * len(given.groups.windows)
+    sizes = (given.groups.num_layers, 2, num_blocks, given.shape.block_elements(given.cache_dtype))
     pool = torch.zeros(sizes, dtype=given.cache_dtype, device=model.device)
     model.bind(given.shape, pool)
     return torch.cat([model.hidden([step]) for step in _steps(given, vocab_size)])
@@ -73,18 +73,19 @@ def _steps(given: Fusing, vocab_size: int) -> list[ModelInput]:
     both = [Chunk(0, 0, first, samples=True), Chunk(1, 0, rest, samples=True)]
     more = [Chunk(1, len(rest), first[:1]), Chunk(0, len(first), rest)]
     last = [Chunk(1, len(rest) + 1, first[1:2], samples=True), Chunk(0, len(tokens), first[:1], samples=True)]
-    return [step for chunks in (both, more, last) for step in _inputs(chunks, tables, given.shape.block_size)]
+    return [step for chunks in (both, more, last) for step in _inputs(chunks, tables, given)]
 
 
 def _short_step(given: Fusing) -> ModelInput:
     """Two sequences of one token each, with logits: the head's rows, at little cost for the decoder."""
     tables = np.arange(2, dtype=np.int32).reshape(2, 1)
     chunks = [Chunk(row, 0, [row], samples=True) for row in range(2)]
-    return _inputs(chunks, tables, given.shape.block_size)[0]
+    return _inputs(chunks, tables, given)[0]
 
 
-def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], block_size: int) -> list[ModelInput]:
-    return model_inputs(pack(chunks, tables, block_size), torch.from_numpy(tables), FREE)
+def _inputs(chunks: list[Chunk], tables: NDArray[np.int32], given: Fusing) -> list[ModelInput]:
+    tables = of_groups(tables, len(given.groups.windows))
+    return model_inputs(pack(chunks, tables, given.shape.block_size), torch.from_numpy(tables), FREE)
 
 
 def _width(given: Fusing) -> int:

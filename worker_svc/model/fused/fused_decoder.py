@@ -29,6 +29,8 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
+from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.elsewhere import StageArrival
 from worker_svc.model.fused.operators import program_of
@@ -54,7 +56,7 @@ class FusedDecoder:
         self._embedding, self._scale, self._form = embedding, scale, form
         self._program = form.prepared()
         self._decoder, self._modules = decoder, decoder.forward
-        self._batch: AttentionBatch | None = None
+        self._batches: Sequence[AttentionBatch] = ()
         self._pool = torch.empty(0)
         self.uses_modules = True
         """True if the decoder's own modules compute the next forward pass."""
@@ -68,12 +70,12 @@ class FusedDecoder:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         self._pool = pool
 
-    def begin(self, batch: AttentionBatch, *, uses_modules: bool) -> None:
-        """Set the tokens of the next forward pass.
+    def begin(self, batches: Sequence[AttentionBatch], *, uses_modules: bool) -> None:
+        """Set the tokens of the next forward pass, for each cache group.
 
         `uses_modules`: True if modules must be called, for example for adapters.
         """
-        self._batch, self.uses_modules = batch, uses_modules
+        self._batches, self.uses_modules = batches, uses_modules
 
     def states(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Last hidden states [1, T, H] of `token_ids` [1, T], computed by the program."""
@@ -113,16 +115,16 @@ class FusedDecoder:
     def _forward(self, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
         if self.uses_modules:
             return self._modules(input_ids=input_ids, **given)
-        # A multimodal model embeds tokens itself.
-        stream = given["inputs_embeds"].clone() if input_ids is None else self._embedding(input_ids)
+        # A multimodal model embeds tokens itself, but not where another stage has done so.
+        is_embedded = input_ids is None and not isinstance(self._embedding, StageArrival)
+        stream = given["inputs_embeds"].clone() if is_embedded else self._embedding(input_ids)
         return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
 
     def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
         """Embedded tokens to last hidden states; may work in place."""
-        assert self._batch is not None, "begin() comes before a forward pass"
         if self._scale != 1.0:
             stream = stream * torch.tensor(self._scale, dtype=stream.dtype)
-        self._program.run(stream[0], self._batch, self._pool)
+        self._program.run(stream[0], self._batches, self._pool)
         return stream
 
 
@@ -166,13 +168,14 @@ class ProgramForm:
 class Fusing:
     """What a decoder is fused for.
 
-    `calls`: from a probe, one per layer in order. `weight_of`: the form in which each module's weight is packed.
-    `reads_late`: it reads weights, and modules that are not packed yet have none.
-    `sums`: over the ranks of a group, None without one. `head_of`: for a head that ranks divide.
+    `calls`: from a probe, one per layer in order, which `groups` divides. `weight_of`: the form in which each module's weight
+    is packed. `reads_late`: it reads weights, and modules that are not packed yet have none. `sums`: over the ranks
+    of a group, None without one. `head_of`: for a head that ranks divide.
     """
 
     kernels: DecoderKernels
     calls: Sequence[LayerCall]
+    groups: CacheGroups
     shape: CacheShape
     cache_dtype: torch.dtype
     max_model_len: int
@@ -205,12 +208,15 @@ def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
 
 
 def _program(model: PreTrainedModel, given: Fusing, pages: CleanFilePages) -> FusedDecoder | None:
-    decoder: nn.Module = model.get_decoder()
+    decoder = decoder_of(model)
     found = _found(decoder, given)
     if found is None:
         return None
     parts, entry = found
-    program = program_of(parts, entry, given.calls, given.shape, given.kernels, given.weight_of, pages, given.sums)
+    places = given.groups.places
+    program = program_of(
+        parts, entry, given.calls, places, given.shape, given.kernels, given.weight_of, pages, given.sums
+    )
     form = ProgramForm(given.kernels, program, given.cache_dtype, given.head_of)
     return FusedDecoder(decoder, parts.embedding or _arrival(decoder), entry.scale, form)
 

@@ -3,7 +3,7 @@
 Packs its linear modules layer by layer, so that few weights are in memory twice at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from paged_kernels.decoder import (
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
+from worker_svc.model.cache.cache_groups import LayerPlace
 from worker_svc.model.fused.behaviour import NormForm
 from worker_svc.model.fused.packed_linear import (
     PackedLinear,
@@ -46,22 +47,24 @@ def program_of(
     parts: DecoderParts,
     entry: Entry,
     calls: Sequence[LayerCall],
+    places: Mapping[int, LayerPlace],
     shape: CacheShape,
     kernels: DecoderKernels,
     weight_of: WeightOf = plain_weight,
     pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
     sums: RankSums | None = None,
 ) -> Program:
-    """The operators of the decoder, or of a stage's layers, which are numbered from 0 in its cache.
+    """The operators of the decoder, or of a stage's layers.
 
-    `calls`: one per layer in order, from a probe. `pages`: of mapped checkpoints; those of packed weights are dropped.
-    `sums`: over the ranks of a group, where attention and gated part are a part of a sum.
+    `calls`: one per layer in order, from a probe. `places`: of these layers in the cache. `pages`: of mapped
+    checkpoints; those of packed weights are dropped. `sums`: over the ranks of a group,
+    where attention and gated part are a part of a sum.
     """
     packing = _Packing(kernels, weight_of, pages)
     operators: list[Operator] = []
     angles_of = entry.angles[parts.first_layer :]
     for number, (layer, call) in enumerate(zip(parts.layers, calls, strict=True)):
-        operators += _layer(number, layer, angles_of[number], call, packing, sums)
+        operators += _layer(places[call.layer], layer, angles_of[number], call, packing, sums)
     if parts.last_norm is not None:
         operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
     heads, gated = _widths(operators)
@@ -78,12 +81,12 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
 
 
 def _layer(
-    number: int, layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
+    place: LayerPlace, layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
 ) -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
     yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
-    yield RotateAndStore(number, angles.cosines, angles.sines, _head_norm(layer))
-    yield Attend(number, call.rule)
+    yield RotateAndStore(place.index, angles.cosines, angles.sines, _head_norm(layer), place.group)
+    yield Attend(place.index, call.rule, place.group)
     yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention, sums)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
     gates = packing.packed(layer, layer.gates)

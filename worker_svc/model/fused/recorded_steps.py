@@ -56,14 +56,15 @@ class RecordedSteps:
         return self._steps.columns
 
     def gives(self, token_id: int, position: int, expected: torch.Tensor) -> bool:
-        """True if every recording has the expected logits [1, vocab] of a token, in block 0, but for the rounding of products
-        of another number of rows, and goes on with the most likely one.
+        """True if every recording has the expected logits [1, vocab] of a token, in block g of cache group g, but for the
+        rounding of products of another number of rows, and goes on with the most likely one.
         """
         device = self.columns.memory.device
         self.columns.memory.copy_(torch.from_numpy(self.columns.packed(rows=np.zeros(1, np.int32))).to(device))
 
         def is_right(count: int) -> bool:
-            self.kept.token_ids[0], self.kept.positions[0], self.kept.block_tables[0] = token_id, position, 0
+            self.kept.token_ids[0], self.kept.positions[0] = token_id, position
+            self.kept.block_tables[:, 0] = torch.arange(len(self.kept.block_tables), device=device)[:, None]
             self._replays[count]()
             logits, (tokens, finite) = self._steps.logits(1), self._steps.chosen(1)
             off = (logits - expected).norm(dim=-1) / expected.norm(dim=-1)

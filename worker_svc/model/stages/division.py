@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from svc_common.errors import ConfigError
 from worker_svc.model import stored_weights
 from worker_svc.model.checkpoint import Checkpoint
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.fused.elsewhere import Elsewhere, NoEmbedding, StageArrival
 from worker_svc.model.weight_reader import Value, WeightReader
 
@@ -102,14 +103,14 @@ def _class_of(cls: type[PreTrainedModel], part: StagePart, *, keeps_embedding: b
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder's list of all layers. Raises ConfigError if there is none, or several."""
-    found = model.get_decoder().get_submodule(_list_of(model))
+    found = decoder_of(model).get_submodule(_list_of(model))
     assert isinstance(found, nn.ModuleList)
     return found
 
 
 def _list_of(model: PreTrainedModel) -> str:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    lists = {name: child for name, child in model.get_decoder().named_children() if isinstance(child, nn.ModuleList)}
+    lists = {name: child for name, child in decoder_of(model).named_children() if isinstance(child, nn.ModuleList)}
     names = [name for name, child in lists.items() if len(child) == count]
     if len(names) != 1:
         raise refused(f"{type(model).__name__} has no list of its {count} layers; serve it with one stage")
@@ -118,7 +119,7 @@ def _list_of(model: PreTrainedModel) -> str:
 
 def _cut(model: PreTrainedModel, part: StagePart, *, keeps_embedding: bool) -> None:
     """Replace what the stage does not have."""
-    layers, decoder = layers_of(model), model.get_decoder()
+    layers, decoder = layers_of(model), decoder_of(model)
     for number in range(len(layers)):
         if number not in part.layers:
             cls = Elsewhere if number or part.is_first else StageArrival

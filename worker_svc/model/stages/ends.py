@@ -5,6 +5,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from worker_svc.model.decoder.part import decoder_of
 from worker_svc.model.fused.elsewhere import Elsewhere, StageArrival
 from worker_svc.model.stages.division import StagePart, layers_of, refused
 
@@ -77,7 +78,7 @@ class StageEnds:
         """
         if self.arrival is None:
             return
-        found, decoder = [], model.get_decoder()
+        found, decoder = [], decoder_of(model)
         for token_id in (0, 1):
             token_ids = torch.full((1, 4), token_id)
             self.arrival.states = self._made_up(torch.arange(4)[None])

@@ -74,7 +74,7 @@ class RankBatches:
     def _find_owners(self, candidates: list[Group], tasks: list[Group], state: CoreState) -> None:
         entered = [group for group in tasks if group.lane is not None]
         num_owned = [len(owned) for owned in self._by_owner(entered)]
-        num_blocks = self._cache.num_usable_of_rank
+        num_blocks = self._cache.capacity_blocks
         reservations = [Reservation(owned, num_blocks, state) for owned in self._by_owner(entered)]
         for group in candidates:
             if group.lane is not None or not has_rows(group, entered, state):

@@ -43,7 +43,8 @@ class Reservation:
         request, limits = group.request, self._state.limits
         output = max(request.stop.max_tokens, request.stop.min_tokens)
         longest = min(len(request.prompt_token_ids) + output, limits.max_model_len) - 1
-        return min(-(-longest // limits.block_size) * group.max_num_running_seqs, self._num_blocks)
+        most = self._state.cache.ledger.most_blocks(longest, group.max_num_running_seqs)
+        return min(most, self._num_blocks)
 
 
 def has_rows(group: Group, entered: Iterable[Group], state: CoreState) -> bool:

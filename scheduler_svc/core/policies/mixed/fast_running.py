@@ -4,7 +4,7 @@ Decisions are equal: rows and other groups take blocks and register prefixes in 
 would.
 """
 
-from block_manager.cache_rules import DevicePool
+from block_manager.cache_rules import FastPool
 from scheduler_svc.core.fast_decode.blocks import FastBlocks, RowProgress, split
 from scheduler_svc.core.fast_decode.rows import FastRows, Ints, can_join
 from scheduler_svc.core.fast_decode.share import FastShare
@@ -20,7 +20,7 @@ class FastRunning:
     """Plans a step by fast decode if `StepShares` says that it is plain. `rows` are shared with the output rules."""
 
     def __init__(
-        self, inner: MixedRunning, shares: StepShares, rows: FastRows, progress: RowProgress, cache: DevicePool
+        self, inner: MixedRunning, shares: StepShares, rows: FastRows, progress: RowProgress, cache: FastPool
     ) -> None:
         self._inner = inner
         self._shares = shares

@@ -56,7 +56,7 @@ class MixedRunning:
         num_withdrawn = 0
         while not self._fits(shares, state):
             if state.guard.is_hopeless(group, alone=len(state.running) == 1) and not state.is_largest:
-                group.outgrew = state.cache.capacity_tokens
+                group.outgrew = state.cache.capacity_blocks
             elif state.guard.is_hopeless(group, alone=len(state.running) == 1):
                 builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 break
@@ -214,9 +214,11 @@ def never_fits(group: Group, state: CoreState) -> bool:
 
 def give_up(group: Group, state: CoreState, builder: PlanBuilder) -> None:
     """End a group that never fits, so that those behind it are served."""
-    live, most = group.live, state.cache.capacity_tokens // state.limits.block_size
-    need = state.cache.num_blocks_to_admit(live, PrefixHit(), live[0].num_tokens)
+    live, most = group.live, state.cache.capacity_blocks
     num_tokens = max(sequence.num_tokens for sequence in live)
-    what = f"{num_tokens} tokens" if len(live) == 1 else f"{len(live)} sequences of up to {num_tokens} tokens together"
+    need, what = state.cache.ledger.blocks_for(num_tokens), f"{num_tokens} tokens"
+    if len(live) > 1:
+        need = state.cache.num_blocks_to_admit(live, PrefixHit(), live[0].num_tokens)
+        what = f"{len(live)} sequences of up to {num_tokens} tokens together"
     why = f"its {what} need {need} cache blocks, and there are {most}; ask for fewer or shorter outputs"
     builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, why)

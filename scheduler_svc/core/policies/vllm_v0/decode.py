@@ -83,7 +83,7 @@ class Decodes:
                 return True
             is_hopeless = state.guard.is_hopeless(group, alone=not (queue or done.scheduled))
             if is_hopeless and not state.is_largest:
-                group.outgrew = state.cache.capacity_tokens
+                group.outgrew = state.cache.capacity_blocks
             elif is_hopeless:
                 builder.ended += state.retire_group(group, SequenceStatus.FINISHED_IGNORED, STUCK)
                 return False

@@ -105,6 +105,22 @@ def test_lives_of_several_workers_are_replayed(policy: str, seeds: Sequence[int]
             _identical(replay(segments[start:]))
 
 
+@pytest.mark.parametrize("policy", [name for name in POLICIES if presets.preset(name).has("cache groups")])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.long)], ids=len)
+def test_lives_of_a_model_with_cache_groups_are_replayed(policy: str, seeds: range) -> None:
+    """R201: all decisions again, from the start of any segment; each says the windows of the groups."""
+    num_grouped = 0
+    for seed in seeds:
+        life = recorded(policy, seed, grouped=True)
+        segments = life.segments()
+        for start in range(0, len(segments), 1 + len(segments) // 4):
+            windows = segments[start].about["limits"]["cache_windows"]
+            assert tuple(windows) == life.setting.limits.cache_windows
+            num_grouped += bool(windows)
+            _identical(replay(segments[start:]))
+    assert num_grouped
+
+
 def test_every_input_of_the_core_is_recorded() -> None:
     """A new method of `Scheduler` is either an input, which the recorder must know, or only looks in."""
     public = {name for name in vars(Scheduler) if not name.startswith("_")}

@@ -9,7 +9,7 @@ from protos.worker.v1 import worker_pb2
 from worker_svc.block_images import BlockImages, pairs_of
 from worker_svc.device.devices import Device
 from worker_svc.device.swaps import HostSwaps, StagedSwaps, Swaps
-from worker_svc.model.prefault import PagesAhead
+from worker_svc.model.cache.prefault import PagesAhead
 
 
 class CacheEngine:

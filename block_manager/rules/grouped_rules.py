@@ -1,0 +1,249 @@
+"""Cache rules for models with several cache groups, each of which has its own block tables.
+
+A cache group is a set of layers with one sliding window, or with none. All groups have equally many layers, so that a
+block is equally large in each and all take their blocks from one pool, as in vLLM's hybrid KV cache manager
+(`kv_cache_coordinator`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.cache_groups import GroupedLedger, flat
+from block_manager.rules.pool_rules import PoolRules
+from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
+from block_manager.rules.v1_rules import V1PoolRules
+
+Rules = TypeVar("Rules", bound=V1PoolRules)
+
+
+class GroupedRules(PoolRules, Generic[Rules]):
+    """The rules of all groups as one: needs are summed, and compared once with the common pool.
+
+    A sequence has equally many blocks in each group, null blocks included. Hits, tables and growths are flat: at each
+    position there is one block for each group, in order.
+    """
+
+    def __init__(self, groups: Sequence[Rules], *, num_ahead_tokens: int, watermark_blocks: int = 0) -> None:
+        """`groups`: over the same pools and hash chains. `num_ahead_tokens`: see `GroupedLedger`."""
+        windows = [rules.window for rules in groups]
+        self._ledger = GroupedLedger([rules.ledger for rules in groups], windows, num_ahead_tokens)
+        super().__init__(self._ledger, watermark_blocks)
+        self._groups = list(groups)
+        self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
+        self._first = self._groups[self._whole_first[0]]
+        self.capacity_tokens = self._capacity_tokens()
+
+    @classmethod
+    def make(
+        cls,
+        windows: Sequence[int | None],
+        *,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int,
+        num_ahead_tokens: int,
+        watermark_blocks: int | None = None,
+        **values: Any,
+    ) -> Self:
+        """Rules over new ledgers. `windows`: of each group in tokens, None = the whole sequence; `values`: those of V1's
+        rules. `num_gpu_blocks` includes the null block, and so does `num_cpu_blocks` if there is a window.
+        """
+        cpu = BlockPool(num_cpu_blocks, num_reserved=int(any(windows)))
+        gpu = BlockPool(num_gpu_blocks, num_reserved=1)
+        values = {**values, "chains": {} if values.get("chains") is None else values["chains"]}
+        groups = [
+            cls._group(Ledger(block_size, gpu, cpu), window=window, group=number, **values)
+            for number, window in enumerate(windows)
+        ]
+        watermark = cls._watermark(watermark_blocks, num_gpu_blocks)
+        return cls(groups, num_ahead_tokens=num_ahead_tokens, watermark_blocks=watermark)
+
+    _group: Callable[..., Any] = V1PoolRules
+
+    @staticmethod
+    def _watermark(asked: int | None, num_gpu_blocks: int) -> int:
+        return 0
+
+    def _capacity_tokens(self) -> int:
+        longest, size = self._groups[0].max_model_len, self.ledger.block_size
+        lengths = range(0, longest + size, size)
+        return lengths[bisect_right(lengths, self._pool.num_usable, key=self.ledger.blocks_for) - 1]
+
+    @property
+    def fast_pool(self) -> None:
+        """None: fast decode takes one block at a time."""
+
+    @property
+    def has_windows(self) -> bool:
+        """True if a group has a sliding window."""
+        return bool(self._ledger.windows)
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(lookups, hits) in positions of block tables, which are those of any group."""
+        return self._groups[0].hits
+
+    def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        """Change the pool sizes. ValueError if blocks in use would be removed."""
+        super().resize(num_gpu_blocks, num_cpu_blocks)
+        self.capacity_tokens = self._capacity_tokens()
+
+    # --- a group starts ---------------------------------------------------------------------------------------------
+
+    def lookup(self, sequence: CachedSequence) -> PrefixHit:
+        """The longest prefix of which each group has cached what the next token attends to.
+
+        It ends in the prompt if siblings share that, since null blocks behind its end could be in their windows.
+        """
+        found: dict[int, list[int | None]] = {}
+        most = len(sequence.token_ids) - 1
+        most = min(most, sequence.num_prompt_tokens) if sequence.has_siblings else most
+        length, before = most // self.ledger.block_size, -1
+        while length != before:
+            before = length
+            for number in self._whole_first:
+                rules = self._groups[number]
+                if number not in found:
+                    found[number] = rules.find_blocks(sequence, length)
+                length = rules.longest_hit(found[number][:length])
+        tables = [rules.shared_table(found[number][:length]) for number, rules in enumerate(self._groups)]
+        return PrefixHit(tuple(flat(tables)), length * self.ledger.block_size)
+
+    def first_key(self, sequence: CachedSequence) -> bytes | None:
+        """Key of its first block in a group without a window, if there is one: the block is cached longest there."""
+        return self._first.first_key(sequence)
+
+    def num_cached_tokens(self, sequence: CachedSequence) -> int:
+        """Tokens of its longest cached prefix."""
+        return self.lookup(sequence).num_tokens
+
+    def num_to_admit(self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int) -> int:
+        """Blocks behind the hit, and those of the hit that are free, in all groups."""
+        return sum(rules.num_to_admit(sequences, one, num_new_tokens) for rules, one in self._with_hits(hit))
+
+    def num_alone(self, sequences: Sequence[CachedSequence], num_new_tokens: int, num_lookahead: int) -> int:
+        """Blocks for all tokens that they have; of a window, of the first sequence at most those held at once.
+
+        Several sequences start with all blocks of their prompt and of their own outputs.
+        """
+        first, size, needed = sequences[0], self.ledger.block_size, 0
+        num_shared = first.num_prompt_tokens // size if len(sequences) > 1 else 0
+        for rules, most in zip(self._groups, self._ledger.most_held, strict=True):
+            num_first = len(first.token_ids) + num_lookahead
+            if most is not None:
+                num_first = min(num_first, (num_shared + most) * size)
+            needed += rules.num_to_admit(sequences, PrefixHit(), num_first)
+        return needed
+
+    def admit(
+        self, sequences: Sequence[CachedSequence], hit: PrefixHit, num_new_tokens: int, num_lookahead: int = 0
+    ) -> None:
+        """Create their tables in all groups. The hits of all are referenced before any group allocates a block."""
+        self._pool.share(hit.block_ids)
+        for rules, one in self._with_hits(hit):
+            rules.start(sequences, one, num_new_tokens, num_lookahead)
+
+    def _with_hits(self, hit: PrefixHit) -> list[tuple[Rules, PrefixHit]]:
+        step = len(self._groups)
+        return [
+            (rules, PrefixHit(hit.block_ids[number::step], hit.num_tokens)) for number, rules in enumerate(self._groups)
+        ]
+
+    # --- a group continues ------------------------------------------------------------------------------------------
+
+    def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
+        """Blocks behind the ends of their tables and copies, in all groups."""
+        taking = [sequence for sequence in sequences if not self._stays_inside(sequence, num_new_tokens)]
+        return sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups) if taking else 0
+
+    def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
+        """Allocate blocks for `num_new_tokens` more tokens in all groups. Each copies the blocks that it shares itself."""
+        if self._stays_inside(sequence, num_new_tokens + num_lookahead):
+            return Growth()
+        growths = [rules.extend(sequence, num_new_tokens, num_lookahead) for rules in self._groups]
+        copies = [pair for growth in growths for pair in growth.copies]
+        return Growth(flat(growth.added for growth in growths), copies, bool(copies))
+
+    def _stays_inside(self, sequence: CachedSequence, num_new_tokens: int) -> bool:
+        """True if so many more output tokens fill no block and go into blocks that the sequence has for itself, in all
+        groups: they change no table. Most steps of decode do.
+        """
+        start, size, refs = sequence.num_computed_tokens, self.ledger.block_size, self._pool.refs
+        at = start // size
+        if start < sequence.num_prompt_tokens or not start % size or (start + num_new_tokens) // size != at:
+            return False
+        shared = [rules for rules in self._groups if refs[rules.ledger.tables[sequence.name][at]] > 1]
+        return not (shared or self._first.has_unregistered(sequence, start))
+
+    def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
+        """Let the child share all blocks of its parent."""
+        for rules in self._groups:
+            rules.fork(parent, child)
+
+    def num_common_prefix_blocks(self, sequences: Sequence[CachedSequence]) -> int:
+        """Leading positions of the first sequence at which every table has the same blocks; 0 when caching is off."""
+        return min(rules.num_common_prefix_blocks(sequences) for rules in self._groups)
+
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
+        """Free blocks outside the sliding windows of the tokens behind the first `num_tokens`, which must be computed."""
+        for rules in self._groups:
+            rules.free_out_of_window(sequence, num_tokens)
+
+    def commit_sampled(self, sequence: CachedSequence) -> None:
+        """Register blocks that a result made full."""
+        num_tokens = sequence.num_computed_tokens - sequence.num_placeholders
+        if sequence.name in self._first.ledger.tables and self._first.has_unregistered(sequence, num_tokens):
+            for rules in self._groups:
+                rules.commit_sampled(sequence)
+
+    def retract(self, sequence: CachedSequence, num_computed_tokens: int) -> None:
+        """Unregister the blocks from that token offset on: their KV was never computed."""
+        for rules in self._groups:
+            rules.retract(sequence, num_computed_tokens)
+
+    # --- a sequence ends --------------------------------------------------------------------------------------------
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Free its blocks, group by group; those of each last first."""
+        for rules in self._groups:
+            rules.release(sequence)
+
+    def forget(self, sequence: CachedSequence) -> None:
+        """Drop the hash chain of a sequence that ended."""
+        for rules in self._groups:
+            rules.forget(sequence)
+
+
+class GroupedQuireRules(GroupedRules[QuireRules], SwapNeeds):
+    """The same for Quire's rules: with swap and a watermark."""
+
+    _group = QuireRules
+
+    @staticmethod
+    def _watermark(asked: int | None, num_gpu_blocks: int) -> int:
+        return watermark_for(num_gpu_blocks) if asked is None else asked
+
+    def can_swap_out(self, sequences: Sequence[CachedSequence]) -> bool:
+        """Whether the host has room for the distinct blocks of all groups."""
+        needed = sum(rules.num_to_swap_out(sequences) for rules in self._groups)
+        return needed <= self.num_free_cpu and all(rules.can_swap_out(sequences) for rules in self._groups)
+
+    def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Move the blocks of all groups to the host."""
+        return [pair for rules in self._groups for pair in rules.swap_out(sequences)]
+
+    def count_return(self, sequences: Sequence[CachedSequence], num_lookahead: int) -> tuple[int, int, int]:
+        """See `SwapNeeds`; sums over all groups."""
+        counts = [rules.count_return(sequences, num_lookahead) for rules in self._groups]
+        num_new, num_reused, num_revived = (sum(each) for each in zip(*counts, strict=True))
+        return num_new, num_reused, num_revived
+
+    def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
+        """Move the blocks of all groups back. What the device still caches is kept first, in all groups."""
+        kept = [rules.keep_cached(sequences) for rules in self._groups]
+        of_groups = [rules.move_in(sequences, own) for rules, own in zip(self._groups, kept, strict=True)]
+        return [pair for pairs in of_groups for pair in pairs]
