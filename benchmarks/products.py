@@ -101,7 +101,7 @@ class Weights:
         operators = [Linear(Rows.STREAM, Rows.GATED, each) for each in packed]
         prepared = self._kernels.prepare(Program(operators, widths, 1, _CACHE, dtype), dtype)
         pool = torch.zeros(1, 2, 1, _CACHE.block_elements(dtype), dtype=dtype)
-        return partial(prepared.run, self._random(num_rows, dtype), _batch(num_rows), pool)
+        return partial(prepared.run, self._random(num_rows, dtype), [_batch(num_rows)], pool)
 
     def _random(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(count, self.depth, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -110,17 +110,18 @@ class SimulatedCache:
         return contents + (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(positions)
 
     def _check_context(self, rows: RowTable, batch: StepBatch, expected: U64Array) -> None:
-        """Check that the slot before each row's first token holds that row's context.
+        """Check that the slot before each row's first token, in each cache group, holds that row's context.
 
         It may come from an earlier step or from another row of this step: all rows write before any row
         reads, as in a real model's layers. Prefix hits within a step rely on it.
         """
         last = batch.starts - 1
-        blocks = rows.block_tables[batch.rows, np.maximum(last, 0) // self._block_size]
+        blocks = rows.block_tables[:, batch.rows, np.maximum(last, 0) // self._block_size]
         held = self._device[blocks, last % self._block_size]
-        lost = np.flatnonzero((held != expected) & (batch.starts > 0))
+        lost = np.argwhere((held != expected) & (batch.starts > 0))
         if len(lost):
-            raise _kv_lost(rows, int(batch.rows[lost[0]]), int(batch.starts[lost[0]]), int(blocks[lost[0]]))
+            group, i = lost[0].tolist()
+            raise _kv_lost(rows, int(batch.rows[i]), int(batch.starts[i]), int(blocks[group, i]))
 
     def _expected(self, rows: RowTable, batch: StepBatch) -> U64Array:
         """The hash of each row's computed tokens: as remembered, or recomputed for a row added with computed tokens."""
@@ -150,14 +151,15 @@ class SimulatedCache:
         return self._powers[positions]
 
     def _check_written_once(self, rows: RowTable, packed: PackedTokens, content: U64Array) -> None:
-        order = np.argsort(packed.slots, kind="stable")
-        slots, contents = packed.slots[order], content[order]
+        written, content = packed.slots.ravel(), np.tile(content, len(packed.slots))
+        order = np.argsort(written, kind="stable")
+        slots, contents = written[order], content[order]
         torn = np.flatnonzero((slots[1:] == slots[:-1]) & (contents[1:] != contents[:-1]))
         if len(torn):
             raise self._written_twice(rows, packed, int(slots[torn[0]]))
 
     def _written_twice(self, rows: RowTable, packed: PackedTokens, slot: int) -> FailedPrecondition:
-        names = [rows.names[row] for row in packed.token_rows[packed.slots == slot].tolist()]
+        names = [rows.names[row] for row in packed.token_rows[(packed.slots == slot).any(0)].tolist()]
         block = slot // self._block_size
         return FailedPrecondition(
             f"block {block} is written by {' and '.join(names)} in one step", reason="BLOCK_WRITTEN_TWICE"
