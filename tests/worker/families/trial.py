@@ -1,0 +1,163 @@
+"""Tries one causal language model class: a tiny random checkpoint on the real engine, against `generate`.
+
+`tried` runs in a process of its own (`table.py`): models may crash, hang and leave settings of transformers changed.
+"""
+
+import random
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from svc_common.errors import ConfigError
+from tests.support.checkpoints import save_random
+from tests.support.worker.driver import make_engine
+from tests.support.worker.generated import Generated
+from tests.worker.engine.families import SPARE, Family, World, check_lives, is_diverse, prompts_of
+from tests.worker.families.tiny_configs import tiny_config
+
+EQUAL, REFUSED, DIFFERENT, RAISED, UNKNOWN = "equal", "refused", "different", "raised", "unknown"
+# What a table may not have: wrong tokens, and an error that does not say what is wrong and what to do.
+FAULTS = (DIFFERENT, RAISED)
+NUM_TOKENS, NUM_LIVES = 12, 2
+SEED = 0
+_MAX_MODEL_LEN = 1024  # for configurations without a length
+_LAST_TOKENS = 130
+_DISTANCES = (1, 8, 15, 17, 22, 23, 24, 31, 33, 45, 46, 47, 48, 64, 90, 129)
+# An engine of blocks of 16 tokens that loses a block behind the last one should be noticed.
+_LEAST_REACH = 17
+_SEEN = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Outcome of one class.
+
+    `why`: of a refusal, a fault or an unknown outcome. `num_tokens`: compared tokens. `reach`: distance of the
+    farthest token that the last logits of the tiny model depend on.
+    """
+
+    model_type: str
+    model_class: str
+    outcome: str
+    why: str = ""
+    num_tokens: int = 0
+    reach: int = 0
+
+
+class NoTrialError(Exception):
+    """There is nothing to compare with; the message says why."""
+
+
+def tried(model_type: str) -> Trial:
+    """The outcome of one class; never raises for what a model does."""
+    transformers_logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    with TemporaryDirectory() as folder:
+        try:
+            num_tokens, reach = _compared(Family(model_type, _saved(model_type, Path(folder) / "model")))
+        except ConfigError as error:
+            return Trial(model_type, cls, REFUSED, _reason(error))
+        except NoTrialError as error:
+            return Trial(model_type, cls, UNKNOWN, str(error))
+        except AssertionError as error:
+            return Trial(model_type, cls, DIFFERENT, _line(error))
+        except Exception as error:
+            return Trial(model_type, cls, RAISED, _line(error))
+    return Trial(model_type, cls, EQUAL, "", num_tokens, reach)
+
+
+def _saved(model_type: str, path: Path) -> Path:
+    """A tiny random checkpoint. Raises NoTrialError if none can be made."""
+    path.mkdir()
+    try:
+        save_random(AutoConfig.for_model(**tiny_config(model_type)), path, SEED, "float32", vary=vary_constants)
+    except Exception as error:
+        raise NoTrialError(f"no tiny model: {_line(error)}") from error
+    return path
+
+
+def vary_constants(model: PreTrainedModel) -> None:
+    """Add noise to weights that are all equal when created (biases, norms, sinks), which would hide that they are lost."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and bool((parameter == parameter.flatten()[:1]).all()):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def _compared(family: Family) -> tuple[int, int]:
+    """Number of compared tokens, and reach. Raises AssertionError for tokens that differ, and what the loader raises."""
+    try:
+        engine = _engine(family.path)
+    except ConfigError:
+        raise
+    except Exception as error:
+        expected_of(family)  # what transformers cannot run itself is no fault of the loader
+        raise error
+    expected = expected_of(family)
+    reach = reach_of(family.reference)
+    if reach < _LEAST_REACH:
+        raise NoTrialError(f"the tiny model depends on its last {reach} tokens alone")
+    world = World(family.name, engine, family.reference, prompts_of(1), expected)
+    lives = check_lives(world, seeds=range(NUM_LIVES), num_tokens=NUM_TOKENS, poisoned=True)
+    return lives.num_tokens, reach
+
+
+def _engine(path: Path):
+    """As a worker loads it; a configuration that gives no length gets one, as its refusal says."""
+    try:
+        return make_engine(path)
+    except ConfigError as error:
+        if error.reason != "MAX_MODEL_LEN":
+            raise
+        return make_engine(path, max_model_len=_MAX_MODEL_LEN)
+
+
+def expected_of(family: Family) -> Mapping[str, Generated]:
+    """Greedy tokens of all prompts. Raises NoTrialError if `generate` fails or a comparison would not count."""
+    try:
+        expected = {name: family.greedy(prompt, NUM_TOKENS + SPARE) for name, prompt in prompts_of(1).items()}
+    except Exception as error:
+        raise NoTrialError(f"generate fails: {_line(error)}") from error
+    if any(logprob != logprob for made in expected.values() for logprob in made.logprobs):
+        raise NoTrialError("the tiny model's logits are not finite")
+    if not is_diverse(expected):
+        raise NoTrialError("the tiny model repeats itself")
+    return expected
+
+
+@torch.inference_mode()
+def reach_of(model: PreTrainedModel) -> int:
+    """Distance of the farthest token, of some, that the last logits depend on."""
+    rng = random.Random(SEED)
+    prompt = [rng.randrange(256) for _ in range(_LAST_TOKENS)]
+    plain = _last_logits(model, prompt)
+    for distance in sorted(_DISTANCES, reverse=True):
+        changed = list(prompt)
+        changed[-1 - distance] = (changed[-1 - distance] + 7) % 256
+        if (_last_logits(model, changed) - plain).abs().max() > _SEEN * plain.abs().max():
+            return distance
+    return 0
+
+
+def _last_logits(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    return model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1].float()
+
+
+def _reason(error: ConfigError) -> str:
+    """The refusal's first sentence, without what is supported instead."""
+    return _line(error).partition(". Supported are")[0]
+
+
+def _line(error: Exception) -> str:
+    """Kind and first words of an error, in one line without folders that differ from run to run."""
+    words = re.sub(r"/tmp/\S*?/", "", " ".join(str(error).split()))
+    return words[:300] if isinstance(error, ConfigError) else f"{type(error).__name__}: {words[:200]}"
