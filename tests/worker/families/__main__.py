@@ -44,6 +44,7 @@ def _tried(types: list[str], at_once: int, *, resume: bool) -> dict[str, Trial]:
         found[trial.model_type] = trial
         Table(transformers.__version__, found).write(_KEPT)
         size = f"{trial.num_tokens} tokens, reach {trial.reach}" if trial.num_tokens else trial.why
+        size += "".join(f"; {name}: {what}" for name, what in trial.forms.items())
         print(f"{len(found)}/{len(types)} {trial.model_type}: {trial.outcome} ({seconds:.1f} s) {size}", flush=True)
     print(f"{len(left)} classes in {time.monotonic() - start:.0f} s")
     return found
@@ -69,7 +70,7 @@ def _verdict(found: dict[str, Trial], table: Table | None) -> int:
 
 
 def _differs(now: Trial, before: Trial | None) -> bool:
-    return before is None or (now.outcome, now.why) != (before.outcome, before.why)
+    return before is None or (now.outcome, now.why, now.forms) != (before.outcome, before.why, before.forms)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,14 @@ _NO_DENSE = {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok"
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _INDEXER = {"indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 24, "indexer_compress_ratio": 4}
 
+# A head that transforms states makes few different tokens of weights of the usual width.
+_WIDE = {"initializer_range": 0.6}
+
 FIXES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bert", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roc_bert"), _WIDE),
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}, "ffn_config": {"moe_top_k": 2}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"given": _NO_DENSE},
     "dots3_note": {
         "text_config": _MLA_WINDOW,
@@ -51,5 +56,6 @@ FIXES: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {**_INDEXER, "indexer_n_heads": 2},
     "qwen4_exp": {"text_config": {**_INDEXER, "indexer_n_heads": 2}},
     "reformer": {"axial_pos_shape": [32, 64], "axial_pos_embds_dim": [32, 32]},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
 }

@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from tests.worker.families.trial import RAISED, Trial, tried
 
 PATH = Path(__file__).with_name("table.json")
@@ -98,4 +100,4 @@ class _Running:
         return self._failed("does not end in time")
 
     def _failed(self, why: str) -> Trial:
-        return Trial(self.model_type, "", RAISED, why)
+        return Trial(self.model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.model_type], RAISED, why)

@@ -67,6 +67,8 @@ _SIZES: tuple[tuple[str, int], ...] = (
 )
 # Ends of a model that are tied repeat the last token.
 _FLAGS = {"is_decoder": True, "tie_word_embeddings": False}
+# Factors that are 1 by default: left out, nothing would show it.
+_FACTORS = re.compile(r"_multipliers?$|^logits_scaling$|^logit_scale$|^route_scale$")
 _INITIAL = {"initializer_range", "init_std"}
 _NOT_FIELDS = {"id2label", "label2id", "transformers_version", "dtype", "architectures", "qk_head_dim", "per_layer_config"}
 
@@ -113,6 +115,8 @@ def _shrunk(name: str, value: Any, fields: Fields, kept: list[int]) -> Any:
         return _FLAGS[name]
     if "dropout" in name or "_pdrop" in name or "jitter" in name:
         return 0.0 if isinstance(value, float) else value
+    if value == 1.0 and _FACTORS.search(name):
+        return 0.75
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if _LAYERS.match(name):

@@ -3,13 +3,15 @@
 `tried` runs in a process of its own (`table.py`): models may crash, hang and leave settings of transformers changed.
 """
 
+import json
 import random
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
@@ -21,13 +23,14 @@ from tests.support.checkpoints import save_random
 from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated
 from tests.worker.engine.families import SPARE, Family, World, check_lives, is_diverse, prompts_of
-from tests.worker.families.tiny_configs import tiny_config
+from tests.worker.families.forms import DEFAULT, forms_of
+from tests.worker.families.tiny_configs import Fields
 
 EQUAL, REFUSED, DIFFERENT, RAISED, UNKNOWN = "equal", "refused", "different", "raised", "unknown"
 # What a table may not have: wrong tokens, and an error that does not say what is wrong and what to do.
 FAULTS = (DIFFERENT, RAISED)
 NUM_TOKENS, NUM_LIVES = 12, 2
-SEED = 0
+SEEDS = range(6)
 _MAX_MODEL_LEN = 1024  # for configurations without a length
 _LAST_TOKENS = 130
 _DISTANCES = (1, 8, 15, 17, 22, 23, 24, 31, 33, 45, 46, 47, 48, 64, 90, 129)
@@ -37,12 +40,22 @@ _SEEN = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Outcome of one class.
+class Outcome:
+    """Outcome of one configuration.
 
     `why`: of a refusal, a fault or an unknown outcome. `num_tokens`: compared tokens. `reach`: distance of the
     farthest token that the last logits of the tiny model depend on.
     """
+
+    outcome: str
+    why: str = ""
+    num_tokens: int = 0
+    reach: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Outcome of one class: of its default form, or of another that is a fault. `forms`: what became of the others."""
 
     model_type: str
     model_class: str
@@ -50,39 +63,73 @@ class Trial:
     why: str = ""
     num_tokens: int = 0
     reach: int = 0
+    forms: Mapping[str, str] = field(default_factory=dict)
 
 
 class NoTrialError(Exception):
     """There is nothing to compare with; the message says why."""
 
 
+class RepeatsError(Exception):
+    """The tiny model makes few different tokens: a comparison with these would not count."""
+
+
 def tried(model_type: str) -> Trial:
-    """The outcome of one class; never raises for what a model does."""
+    """The outcome of one class in all its forms; never raises for what a model does."""
     transformers_logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    try:
+        forms = forms_of(model_type)
+    except Exception as error:
+        return _trial(model_type, Outcome(UNKNOWN, f"no tiny configuration: {_line(error)}"))
+    found = {name: outcome_of(form) for name, form in forms.items()}
+    plain = found.pop(DEFAULT)
+    wrong = next(((name, one) for name, one in found.items() if one.outcome in FAULTS), None)
+    if wrong and plain.outcome not in FAULTS:
+        plain = replace(wrong[1], why=f"{wrong[0]}: {wrong[1].why}")
+    return _trial(model_type, plain, {name: f"{one.outcome} {one.why}".strip() for name, one in found.items()})
+
+
+def _trial(model_type: str, found: Outcome, forms: Mapping[str, str] = MappingProxyType({})) -> Trial:
     cls = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    return Trial(model_type, cls, found.outcome, found.why, found.num_tokens, found.reach, dict(forms))
+
+
+def outcome_of(fields: Fields) -> Outcome:
+    """The outcome of one configuration, with the first seed whose model does not repeat itself."""
+    repeats = Outcome(UNKNOWN, "the tiny model repeats itself")
+    return next((one for seed in SEEDS if (one := _outcome(fields, seed)) is not None), repeats)
+
+
+def _outcome(fields: Fields, seed: int) -> Outcome | None:
+    """The outcome with one seed; None if that model repeats itself."""
     with TemporaryDirectory() as folder:
         try:
-            num_tokens, reach = _compared(Family(model_type, _saved(model_type, Path(folder) / "model")))
+            return _compared(Family(str(fields["model_type"]), _saved(fields, Path(folder) / "model", seed)))
         except ConfigError as error:
-            return Trial(model_type, cls, REFUSED, _reason(error))
+            return Outcome(REFUSED, _reason(error))
         except NoTrialError as error:
-            return Trial(model_type, cls, UNKNOWN, str(error))
+            return Outcome(UNKNOWN, str(error))
+        except RepeatsError:
+            return None
         except AssertionError as error:
-            return Trial(model_type, cls, DIFFERENT, _line(error))
+            return Outcome(DIFFERENT, _line(error))
         except Exception as error:
-            return Trial(model_type, cls, RAISED, _line(error))
-    return Trial(model_type, cls, EQUAL, "", num_tokens, reach)
+            return Outcome(RAISED, _line(error))
 
 
-def _saved(model_type: str, path: Path) -> Path:
+def _saved(fields: Fields, path: Path, seed: int) -> Path:
     """A tiny random checkpoint. Raises NoTrialError if none can be made."""
     path.mkdir()
     try:
-        save_random(AutoConfig.for_model(**tiny_config(model_type)), path, SEED, "float32", vary=vary_constants)
+        config = AutoConfig.for_model(**fields)
+        save_random(config, path, seed, "float32", vary=vary_constants)
     except Exception as error:
         raise NoTrialError(f"no tiny model: {_line(error)}") from error
+    saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    if saved["model_type"] != config.model_type:  # of a whole model, of which the class is the text half
+        config.save_pretrained(path)
     return path
 
 
@@ -93,8 +140,8 @@ def vary_constants(model: PreTrainedModel) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
-def _compared(family: Family) -> tuple[int, int]:
-    """Number of compared tokens, and reach. Raises AssertionError for tokens that differ, and what the loader raises."""
+def _compared(family: Family) -> Outcome:
+    """The outcome if tokens are equal. Raises AssertionError if they differ, and what the loader raises."""
     try:
         engine = _engine(family.path)
     except ConfigError:
@@ -103,12 +150,15 @@ def _compared(family: Family) -> tuple[int, int]:
         expected_of(family)  # what transformers cannot run itself is no fault of the loader
         raise error
     expected = expected_of(family)
-    reach = reach_of(family.reference)
+    try:
+        reach = reach_of(family.reference)
+    except Exception as error:
+        raise NoTrialError(f"generate fails: {_line(error)}") from error
     if reach < _LEAST_REACH:
         raise NoTrialError(f"the tiny model depends on its last {reach} tokens alone")
     world = World(family.name, engine, family.reference, prompts_of(1), expected)
     lives = check_lives(world, seeds=range(NUM_LIVES), num_tokens=NUM_TOKENS, poisoned=True)
-    return lives.num_tokens, reach
+    return Outcome(EQUAL, "", lives.num_tokens, reach)
 
 
 def _engine(path: Path):
@@ -130,14 +180,13 @@ def expected_of(family: Family) -> Mapping[str, Generated]:
     if any(logprob != logprob for made in expected.values() for logprob in made.logprobs):
         raise NoTrialError("the tiny model's logits are not finite")
     if not is_diverse(expected):
-        raise NoTrialError("the tiny model repeats itself")
+        raise RepeatsError
     return expected
 
 
-@torch.inference_mode()
 def reach_of(model: PreTrainedModel) -> int:
-    """Distance of the farthest token, of some, that the last logits depend on."""
-    rng = random.Random(SEED)
+    """Distance of the farthest token, of some, that the logits behind a prompt depend on."""
+    rng = random.Random(0)
     prompt = [rng.randrange(256) for _ in range(_LAST_TOKENS)]
     plain = _last_logits(model, prompt)
     for distance in sorted(_DISTANCES, reverse=True):
@@ -149,7 +198,10 @@ def reach_of(model: PreTrainedModel) -> int:
 
 
 def _last_logits(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
-    return model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1].float()
+    ids = torch.tensor([prompt])
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 1, "do_sample": False, "pad_token_id": 0}
+    made = model.generate(ids, **given, output_logits=True, return_dict_in_generate=True)
+    return made.logits[0][0].float()
 
 
 def _reason(error: ConfigError) -> str:
