@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import checkpoints
+from tests.worker.families.outcomes import Table
+from tests.worker.families.page import section
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -282,7 +284,7 @@ def page(checks: list[Check], refusals: list[str]) -> str:
     ]
     notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES))
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
-    return "\n".join(parts)
+    return "\n".join([*parts, section(Table.read())])
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint of each family and transformers' outputs for it, made once per session, on first use; and random schedules of both."""
+"""A checkpoint of each family and transformers' outputs for it, made once per session on first use; and random schedules."""
 
 import random
 from collections.abc import Mapping, Sequence

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import transformers
 
-from tests.worker.families.classes import model_types
-from tests.worker.families.table import PATH, Table, run
-from tests.worker.families.trial import FAULTS, Trial
+from tests.worker.families.outcomes import FAULTS, PATH, Table, Trial
+from tests.worker.families.processes import run
+from tests.worker.families.tiny_configs import model_types
 
 _KEPT = Path(tempfile.gettempdir()) / f"quire-families-{transformers.__version__}.json"
 
@@ -65,7 +65,9 @@ def _verdict(found: dict[str, Trial], table: Table | None) -> int:
         print(f"FAULT: {trial.model_type} ({trial.model_class}) {trial.outcome}: {trial.why}")
     changed = [] if table is None else [t for t in found.values() if _differs(t, table.trials.get(t.model_type))]
     for trial in changed:
-        print(f"CHANGED: {trial.model_type} is {trial.outcome}, not as in table.json; `make test-families ARGS=--write`")
+        print(
+            f"CHANGED: {trial.model_type} is {trial.outcome}, not as in table.json; `make test-families ARGS=--write`"
+        )
     return int(bool(faults or changed))
 
 

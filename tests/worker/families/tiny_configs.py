@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.support.checkpoints import (
     BOS_TOKEN_ID,
@@ -66,11 +67,23 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"^ngram_vocab_size_base$", VOCAB_SIZE),
 )
 # Ends of a model that are tied repeat the last token.
-_FLAGS = {"is_decoder": True, "tie_word_embeddings": False}
-# Factors that are 1 by default: left out, nothing would show it.
+_GIVEN = {"is_decoder": True, "tie_word_embeddings": False, "initializer_range": INIT_RANGE, "init_std": INIT_RANGE}
 _FACTORS = re.compile(r"_multipliers?$|^logits_scaling$|^logit_scale$|^route_scale$")
-_INITIAL = {"initializer_range", "init_std"}
-_NOT_FIELDS = {"id2label", "label2id", "transformers_version", "dtype", "architectures", "qk_head_dim", "per_layer_config"}
+_FACTOR, _ATTENTION_FACTOR = 0.75, 0.2
+_NOT_FIELDS = {
+    "id2label",
+    "label2id",
+    "transformers_version",
+    "dtype",
+    "architectures",
+    "qk_head_dim",
+    "per_layer_config",
+}
+
+
+def model_types() -> list[str]:
+    """Model types of all causal language model classes of the installed transformers, in order of their names."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def tiny_config(model_type: str) -> Fields:
@@ -103,25 +116,29 @@ def shrunk(fields: Fields) -> Fields:
 
 
 def _shrunk(name: str, value: Any, fields: Fields, kept: list[int]) -> Any:
-    if isinstance(value, dict) and value.get("model_type"):
-        return {"model_type": value["model_type"]} | shrunk(value)
     if isinstance(value, dict):
-        return value | shrunk(value)
+        inner = value.get("model_type")
+        return {"model_type": inner} | shrunk(value) if inner else value | shrunk(value)
     if isinstance(value, list):
         return _short_list(name, value, fields, kept)
-    if name in _INITIAL:
-        return INIT_RANGE
-    if name in _FLAGS:
-        return _FLAGS[name]
-    if "dropout" in name or "_pdrop" in name or "jitter" in name:
-        return 0.0 if isinstance(value, float) else value
-    if value == 1.0 and _FACTORS.search(name):
-        return 0.75
+    if name in _GIVEN:
+        return _GIVEN[name]
+    if isinstance(value, float):
+        return _factor(name, value)
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if _LAYERS.match(name):
         return len(kept) if kept and value == _num_layers(fields) else NUM_LAYERS
     return _size(name, value, fields)
+
+
+def _factor(name: str, value: float) -> float:
+    """Chances of dropping something are 0, and factors are not 1: left out, such a one would not be noticed."""
+    if re.search("dropout|_pdrop|jitter", name):
+        return 0.0
+    if value != 1.0 or not _FACTORS.search(name):
+        return value
+    return _ATTENTION_FACTOR if name == "attention_multiplier" else _FACTOR
 
 
 def _size(name: str, value: int, fields: Fields) -> int:

@@ -4,11 +4,12 @@
 """
 
 import json
+import math
 import random
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -16,7 +17,6 @@ from types import MappingProxyType
 import torch
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as transformers_logging
 
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import save_random
@@ -24,11 +24,9 @@ from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated
 from tests.worker.engine.families import SPARE, Family, World, check_lives, is_diverse, prompts_of
 from tests.worker.families.forms import DEFAULT, forms_of
+from tests.worker.families.outcomes import DIFFERENT, EQUAL, FAULTS, RAISED, REFUSED, UNKNOWN, Outcome, Trial
 from tests.worker.families.tiny_configs import Fields
 
-EQUAL, REFUSED, DIFFERENT, RAISED, UNKNOWN = "equal", "refused", "different", "raised", "unknown"
-# What a table may not have: wrong tokens, and an error that does not say what is wrong and what to do.
-FAULTS = (DIFFERENT, RAISED)
 NUM_TOKENS, NUM_LIVES = 12, 2
 SEEDS = range(6)
 _MAX_MODEL_LEN = 1024  # for configurations without a length
@@ -37,33 +35,6 @@ _DISTANCES = (1, 8, 15, 17, 22, 23, 24, 31, 33, 45, 46, 47, 48, 64, 90, 129)
 # An engine of blocks of 16 tokens that loses a block behind the last one should be noticed.
 _LEAST_REACH = 17
 _SEEN = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of one configuration.
-
-    `why`: of a refusal, a fault or an unknown outcome. `num_tokens`: compared tokens. `reach`: distance of the
-    farthest token that the last logits of the tiny model depend on.
-    """
-
-    outcome: str
-    why: str = ""
-    num_tokens: int = 0
-    reach: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Outcome of one class: of its default form, or of another that is a fault. `forms`: what became of the others."""
-
-    model_type: str
-    model_class: str
-    outcome: str
-    why: str = ""
-    num_tokens: int = 0
-    reach: int = 0
-    forms: Mapping[str, str] = field(default_factory=dict)
 
 
 class NoTrialError(Exception):
@@ -76,14 +47,13 @@ class RepeatsError(Exception):
 
 def tried(model_type: str) -> Trial:
     """The outcome of one class in all its forms; never raises for what a model does."""
-    transformers_logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    try:
-        forms = forms_of(model_type)
-    except Exception as error:
-        return _trial(model_type, Outcome(UNKNOWN, f"no tiny configuration: {_line(error)}"))
-    found = {name: outcome_of(form) for name, form in forms.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            forms = forms_of(model_type)
+        except Exception as error:
+            return _trial(model_type, Outcome(UNKNOWN, f"no tiny configuration: {_line(error)}"))
+        found = {name: outcome_of(form) for name, form in forms.items()}
     plain = found.pop(DEFAULT)
     wrong = next(((name, one) for name, one in found.items() if one.outcome in FAULTS), None)
     if wrong and plain.outcome not in FAULTS:
@@ -177,7 +147,7 @@ def expected_of(family: Family) -> Mapping[str, Generated]:
         expected = {name: family.greedy(prompt, NUM_TOKENS + SPARE) for name, prompt in prompts_of(1).items()}
     except Exception as error:
         raise NoTrialError(f"generate fails: {_line(error)}") from error
-    if any(logprob != logprob for made in expected.values() for logprob in made.logprobs):
+    if not all(math.isfinite(logprob) for made in expected.values() for logprob in made.logprobs):
         raise NoTrialError("the tiny model's logits are not finite")
     if not is_diverse(expected):
         raise RepeatsError

@@ -1,63 +1,38 @@
-"""Runs trials in processes of their own, and keeps their outcomes in a file.
+"""Runs trials in processes of their own.
 
 A process is forked from a server that has imported torch and transformers; one that crashes or hangs is an
 outcome like any other.
 """
 
-import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
+import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
-from tests.worker.families.trial import RAISED, Trial, tried
+from tests.worker.families.outcomes import RAISED, Trial
+from tests.worker.families.trial import tried
 
-PATH = Path(__file__).with_name("table.json")
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 _LOOK_S, _END_S = 0.5, 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Outcomes by model type, with the release of transformers that has these classes."""
-
-    transformers: str
-    trials: Mapping[str, Trial]
-
-    @classmethod
-    def read(cls, path: Path = PATH) -> "Table":
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        return cls(raw["transformers"], {name: Trial(name, **fields) for name, fields in raw["classes"].items()})
-
-    def write(self, path: Path = PATH) -> None:
-        """One line for each class, in order of their names."""
-        rows = [f"    {json.dumps(name)}: {json.dumps(_fields(self.trials[name]))}" for name in sorted(self.trials)]
-        head = f'{{\n  "transformers": {json.dumps(self.transformers)},\n  "classes": {{\n'
-        path.write_text(head + ",\n".join(rows) + "\n  }\n}\n", encoding="utf-8")
-
-    def count(self, outcome: str) -> int:
-        """Number of classes with this outcome."""
-        return sum(trial.outcome == outcome for trial in self.trials.values())
-
-
-def _fields(trial: Trial) -> dict[str, object]:
-    return {name: value for name, value in asdict(trial).items() if value and name != "model_type"}
-
-
-def run(model_types: Iterable[str], at_once: int, limit_s: float = LIMIT_S) -> Iterator[tuple[Trial, float]]:
-    """Each type's outcome and seconds, as they end."""
+def run(
+    model_types: Iterable[str], at_once: int, limit_s: float = LIMIT_S, work: Callable[[str], Trial] = tried
+) -> Iterator[tuple[Trial, float]]:
+    """Each type's outcome and seconds, as they end. `work`: what a process does with its type."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     pending, running = list(model_types)[::-1], dict[Connection, _Running]()
     while pending or running:
         while pending and len(running) < at_once:
             answer, ours = context.Pipe(duplex=False)
-            process = context.Process(target=_answered, args=(pending[-1], ours), daemon=True)
+            process = context.Process(target=_answered, args=(work, pending[-1], ours), daemon=True)
             process.start()
             ours.close()
             running[answer] = _Running(pending.pop(), process, time.monotonic())
@@ -68,8 +43,11 @@ def run(model_types: Iterable[str], at_once: int, limit_s: float = LIMIT_S) -> I
                 del running[answer]
 
 
-def _answered(model_type: str, answer: Connection) -> None:
-    answer.send(tried(model_type))
+def _answered(work: Callable[[str], Trial], model_type: str, answer: Connection) -> None:
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    answer.send(work(model_type))
 
 
 @dataclass(frozen=True, slots=True)
