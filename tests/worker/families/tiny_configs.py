@@ -127,9 +127,8 @@ def _shrunk(name: str, value: Any, fields: Fields, kept: list[int]) -> Any:
         return _factor(name, value)
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    if _LAYERS.match(name):
-        return len(kept) if kept and value == _num_layers(fields) else NUM_LAYERS
-    return _size(name, value, fields)
+    count = len(kept) if kept and value == _num_layers(fields) else NUM_LAYERS
+    return count if _LAYERS.match(name) else _size(name, value, fields)
 
 
 def _factor(name: str, value: float) -> float:
