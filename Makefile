@@ -114,7 +114,7 @@ test-long: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## the heavy versions
 	@$(VENV_PYTHON) -m tests.shares long $(ARGS)
 
 .PHONY: test-families
-test-families: setup ## every causal language model class of transformers, tiny, against generate (ARGS=--write: docs/models.md)
+test-families: setup ## every causal language model class of transformers, tiny, against generate (ARGS=--write: also the page)
 	$(VENV_PYTHON) -m tests.worker.families $(ARGS)
 
 .PHONY: test-cuda

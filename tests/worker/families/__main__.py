@@ -14,6 +14,7 @@ from pathlib import Path
 
 import transformers
 
+from tests import models_page
 from tests.worker.families.outcomes import FAULTS, PATH, Table, Trial
 from tests.worker.families.processes import run
 from tests.worker.families.tiny_configs import model_types
@@ -25,13 +26,14 @@ def main(argv: list[str]) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.worker.families", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("types", nargs="*", help="model types; all of them by default")
-    parser.add_argument("--write", action="store_true", help="write outcomes to table.json")
+    parser.add_argument("--write", action="store_true", help="write outcomes to table.json, and docs/models.md")
     parser.add_argument("--resume", action="store_true", help="keep the outcomes of a run that was cut off")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="number of processes")
     given = parser.parse_args(argv)
     found = _tried(given.types or model_types(), given.at_once, resume=given.resume)
     if given.write:
         _written(found).write()
+        models_page.main(["--write"])
     return _verdict(found, None if given.write else Table.read())
 
 

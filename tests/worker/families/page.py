@@ -25,10 +25,10 @@ _OTHER = "other"
 _INTRODUCTION = """\
 ## All classes
 
-`make test-families` tries every causal language model class of transformers {version}: a tiny model with random weights, made from
+`make test-families` tries every causal language model class of transformers {version}. A tiny model with random weights, made from
 the defaults of its configuration class, is loaded as a worker loads it, and its greedy tokens are compared with those of `generate`
-in float32, through check 6 above. Classes whose default has no sliding window are also tried with one, where their configuration
-has the field. No class gives other tokens without an error.
+in float32, as in check 6 above. A class without a sliding window by default is also tried with one, if its configuration has the
+field. No class gives other tokens without an error.
 """
 
 

@@ -53,12 +53,11 @@ def tried(model_type: str) -> Trial:
             forms = forms_of(model_type)
         except Exception as error:
             return _trial(model_type, Outcome(UNKNOWN, f"no tiny configuration: {_line(error)}"))
-        found = {name: outcome_of(form) for name, form in forms.items()}
-    plain = found.pop(DEFAULT)
-    wrong = next(((name, one) for name, one in found.items() if one.outcome in FAULTS), None)
-    if wrong and plain.outcome not in FAULTS:
-        plain = replace(wrong[1], why=f"{wrong[0]}: {wrong[1].why}")
-    return _trial(model_type, plain, {name: f"{one.outcome} {one.why}".strip() for name, one in found.items()})
+        plain = outcome_of(forms.pop(DEFAULT))
+        found = {name: outcome_of(form) for name, form in forms.items()} if plain.outcome == EQUAL else {}
+    wrong = [replace(one, why=f"{name}: {one.why}") for name, one in found.items() if one.outcome in FAULTS]
+    others = {name: f"{one.outcome} {one.why}".strip() for name, one in found.items()}
+    return _trial(model_type, wrong[0] if wrong else plain, others)
 
 
 def _trial(model_type: str, found: Outcome, forms: Mapping[str, str] = MappingProxyType({})) -> Trial:
