@@ -113,6 +113,10 @@ test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 8 to 
 test-long: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## the heavy versions
 	@$(VENV_PYTHON) -m tests.shares long $(ARGS)
 
+.PHONY: test-families
+test-families: setup ## every causal language model class of transformers, tiny, against generate (ARGS=--write: also the page)
+	$(VENV_PYTHON) -m tests.worker.families $(ARGS)
+
 .PHONY: test-cuda
 test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips without one
 	QUIRE_TEST_DEVICE=cuda $(VENV_PYTHON) -m pytest tests/kernels tests/worker/engine $(ARGS)

@@ -15,6 +15,8 @@ from pathlib import Path
 from tests.support import checkpoints
 from tests.support.windowed_shapes import SHAPES
 from tests.support.wrapped_checkpoints import WRAPPED
+from tests.worker.families.outcomes import Table
+from tests.worker.families.page import section
 from worker_svc.model.cache.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
@@ -326,7 +328,7 @@ def page(checks: list[Check], refusals: list[str]) -> str:
     groups = "\n".join(_groups_table())
     notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, wrapped=_code(WRAPPED), block_size=_BLOCK_SIZE)
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
-    return "\n".join(parts)
+    return "\n".join([*parts, section(Table.read())])
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,7 @@ not notice a wrong cache.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -276,7 +276,6 @@ def _files(config: str, seed: int, dtype: str) -> Mapping[str, bytes]:
 
 
 def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None:
-    import torch
     from transformers import AutoConfig
 
     shared = {
@@ -286,14 +285,28 @@ def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None
         "pad_token_id": None,
     }
     merged = shared | config
-    loaded = AutoConfig.for_model(merged.pop("model_type"), **merged)
+    save_random(AutoConfig.for_model(merged.pop("model_type"), **merged), path, seed, dtype, vary=_vary_biases)
+
+
+def save_random(
+    config: "PreTrainedConfig", path: Path, seed: int, dtype: str, *, vary: "Callable[[PreTrainedModel], None]"
+) -> None:
+    """Writes a random checkpoint of a configuration, with the tokenizer. `vary`: changes weights that are constant when created."""
+    import torch
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto_class(loaded).from_config(loaded).eval()
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # zero by default, which would hide a lost bias
-                torch.nn.init.normal_(parameter, std=0.1)
-    if dtype != "float32":
-        model.to(getattr(torch, dtype))
-    model.save_pretrained(path, safe_serialization=True)
+        model = auto_class(config).from_config(config).eval()
+        with torch.no_grad():
+            vary(model)
+    model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)
     _write_tokenizer(path)
+
+
+def _vary_biases(model: "PreTrainedModel") -> None:
+    """They are zero by default, which would hide a lost bias."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)

@@ -83,8 +83,9 @@ def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def _skeleton(cls: type[PreTrainedModel], config: PreTrainedConfig) -> nn.Module:
+    """The class without weights. It may be of the text half of what `config` describes."""
     with torch.device("meta"):
-        return cls(config)
+        return cls(config if isinstance(config, cls.config_class) else config.get_text_config(decoder=True))
 
 
 def _mixer(model: nn.Module, config: PreTrainedConfig, layer: int) -> tuple[str, str]:

@@ -23,6 +23,7 @@ _SLOT = "quire_attention"
 _KNOWN = {
     "scaling", "dropout", "position_ids", "sliding_window", "softcap", "s_aux", "is_causal", "cache_position", "use_cache",
     "output_attentions", "position_embeddings", "output_router_logits", "output_hidden_states", "return_dict", "layer_idx",
+    "logits_to_keep",
 }  # fmt: skip
 
 

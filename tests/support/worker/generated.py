@@ -22,9 +22,12 @@ class Generated:
     def check(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Equal tokens, logprobs within the tolerance; of two continuations the shorter counts."""
         count = min(len(token_ids), len(self.token_ids))
-        assert list(token_ids[:count]) == self.token_ids[:count]
-        pairs = zip(logprobs[:count], self.logprobs[:count], strict=True)
-        assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
+        pairs = zip(token_ids[:count], self.token_ids[:count], strict=True)
+        first = next((place for place, (made, wanted) in enumerate(pairs) if made != wanted), None)
+        assert first is None, f"token {first} of {count} is not generate's"
+        deviations = (abs(a - b) for a, b in zip(logprobs[:count], self.logprobs[:count], strict=True))
+        worst = max(deviations, default=0.0)
+        assert worst < LOGPROB_TOLERANCE, f"logprobs deviate by {worst:.2g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""A checkpoint of each family and transformers' outputs for it: made once per session, on first use."""
+"""A checkpoint of each family and transformers' outputs for it, made once per session on first use; and random schedules."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -9,10 +10,13 @@ from transformers import PreTrainedModel
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.worker import generated
+from tests.support.worker.chaos import EVENTS, Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, make_engine
 from tests.support.worker.generated import BeamRule, Generated, Hypothesis
 from worker_svc.executor.model_engine import ModelEngine
 
+# A few more than asked for may come: rows run several decode steps at a time.
+SPARE = 3
 _LENGTHS = (1, 15, 16, 33, 50, 130)
 
 
@@ -68,3 +72,58 @@ class Families:
         if name not in self._made:
             self._made[name] = Family(name, make_checkpoint(name, self._folder / name))
         return self._made[name]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """An engine, the same checkpoint in transformers, and what that makes of each prompt."""
+
+    family: str
+    engine: ModelEngine
+    reference: PreTrainedModel
+    prompts: Mapping[str, list[int]]
+    expected: Mapping[str, Generated]
+
+
+def make_world(family: Family, num_tokens: int) -> World:
+    """With the greedy tokens of all prompts. Asserts that these differ enough for a comparison to count."""
+    prompts = prompts_of(1)
+    expected = {name: family.greedy(prompt, num_tokens + SPARE) for name, prompt in prompts.items()}
+    assert is_diverse(expected)
+    return World(family.name, family.engine, family.reference, prompts, expected)
+
+
+def is_diverse(expected: Mapping[str, Generated]) -> bool:
+    """True if a comparison with these counts: a model that repeats itself would not notice a wrong cache."""
+    return len({token for made in expected.values() for token in made.token_ids}) >= 3 * len(expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """How much was compared."""
+
+    family: str
+    num_lives: int
+    num_prompts: int
+    num_steps: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        size = f"{self.num_lives} lives of {self.num_prompts} prompts, {self.num_steps} steps, {self.num_tokens} tokens"
+        return f"{self.family}, {size}"
+
+
+def check_lives(world: World, *, seeds: Sequence[int], num_tokens: int, poisoned: bool = False) -> Lives:
+    """Random lives of all prompts at once, in which everything happens that may. Asserts that tokens are those expected."""
+    events, count, num_steps = set(), 0, 0
+    for seed in seeds:
+        chaos = Chaos(world.engine, world.prompts, seed, num_tokens=num_tokens, poisoned=poisoned)
+        driver = chaos.run()
+        for name, tokens in driver.tokens.items():
+            assert len(tokens) >= num_tokens, name
+            world.expected[origin(name)].check(tokens, driver.logprobs[name])
+        events |= chaos.events
+        count += sum(len(tokens) for tokens in driver.tokens.values())
+        num_steps += chaos.num_steps
+    assert events == EVENTS
+    return Lives(world.family, len(seeds), len(world.prompts), num_steps, count)

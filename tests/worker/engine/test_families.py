@@ -4,21 +4,17 @@ vectors of AutoModel's hidden states. A sample here, the whole in `make test-lon
 docs/models.md is made from the names below (`tests/models_page.py`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from paged_kernels.backend import AttentionRule
 from tests.support.checkpoints import FAMILIES, make_checkpoint
-from tests.support.worker.chaos import EVENTS, Chaos, origin
 from tests.support.worker.driver import make_engine
-from tests.support.worker.generated import Generated, last_hidden
-from tests.worker.engine.families import Family, prompts_of
-from worker_svc.executor.model_engine import ModelEngine
+from tests.support.worker.generated import last_hidden
+from tests.worker.engine.families import SPARE, Family, World, check_lives, make_world, prompts_of
 from worker_svc.invariance import FREE
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_engine import CacheEngine
@@ -27,8 +23,6 @@ from worker_svc.model.dummy_batch import Chunk, of_groups, pack
 from worker_svc.model.input_batch import model_inputs
 from worker_svc.model.pooling import LAST, MEAN, PoolingSums
 
-# A few more than asked for may come: rows run several decode steps at a time.
-_SPARE = 3
 _SAMPLE_TOKENS = 8
 _HIDDEN_TOLERANCE = 1e-4
 _LONGROPE = {
@@ -37,41 +31,6 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
     "long_factor": [2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.2, 3.4],
 }
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """An engine, the same checkpoint in transformers, and what that makes of each prompt."""
-
-    family: str
-    engine: ModelEngine
-    reference: PreTrainedModel
-    prompts: Mapping[str, list[int]]
-    expected: Mapping[str, Generated]
-
-
-def make_world(family: Family, num_tokens: int) -> World:
-    prompts = prompts_of(1)
-    expected = {name: family.greedy(prompt, num_tokens + _SPARE) for name, prompt in prompts.items()}
-    # A model that repeats itself would not notice a wrong cache.
-    assert len({token for made in expected.values() for token in made.token_ids}) >= 3 * len(expected)
-    return World(family.name, family.engine, family.reference, prompts, expected)
-
-
-def check_lives(world: World, *, seeds: Sequence[int], num_tokens: int, poisoned: bool = False) -> str:
-    """Random lives of all prompts at once, in which everything happens that may; says how much there was."""
-    events, count, num_steps = set(), 0, 0
-    for seed in seeds:
-        chaos = Chaos(world.engine, world.prompts, seed, num_tokens=num_tokens, poisoned=poisoned)
-        driver = chaos.run()
-        for name, tokens in driver.tokens.items():
-            assert len(tokens) >= num_tokens, name
-            world.expected[origin(name)].check(tokens, driver.logprobs[name])
-        events |= chaos.events
-        count += sum(len(tokens) for tokens in driver.tokens.values())
-        num_steps += chaos.num_steps
-    assert events == EVENTS
-    return f"{world.family}, {len(seeds)} lives of {len(world.prompts)} prompts, {num_steps} steps, {count} tokens"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -145,7 +104,7 @@ def test_phi3_longrope(original, tmp_path):
     path = make_checkpoint("phi3", tmp_path / "m", rope_parameters=rope, original_max_position_embeddings=original)
     family = Family("phi3", path)
     prompts = {name: prompt for name, prompt in prompts_of(2).items() if original == 256 or len(prompt) > original}
-    expected = {name: family.greedy(prompt, _SAMPLE_TOKENS + _SPARE) for name, prompt in prompts.items()}
+    expected = {name: family.greedy(prompt, _SAMPLE_TOKENS + SPARE) for name, prompt in prompts.items()}
     engine = make_engine(path, max_model_len=256)
     check_lives(World("phi3", engine, family.reference, prompts, expected), seeds=range(3), num_tokens=_SAMPLE_TOKENS)
 

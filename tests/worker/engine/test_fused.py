@@ -15,7 +15,8 @@ from transformers.models.llama import modeling_llama
 
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
-from tests.support.checkpoints import FAMILIES, make_checkpoint
+from svc_common.errors import ConfigError
+from tests.support.checkpoints import FAMILIES, config_of, make_checkpoint, make_model
 from tests.support.cuda import TEST_DEVICE
 from tests.support.worker.driver import Driver, make_engine, new_engine
 from tests.worker.engine.families import prompts_of
@@ -308,6 +309,27 @@ def test_positions_are_the_models_own(families, monkeypatch, caplog):
     assert engine._loaded.model.is_fused
     assert warnings_of(caplog) == []
     check_equal(served(engine), served(make_engine(path, fuse=False)))
+
+
+def test_a_layer_with_a_factor_is_no_program(tmp_path):
+    """Granite's residuals have a factor: of one near 1, a trial in bfloat16 notices nothing."""
+    config = {**config_of("llama"), "model_type": "granite", "residual_multiplier": 0.98, "attention_multiplier": 0.25}
+    assert not loaded(make_model(config, tmp_path / "factor"), dtype="bfloat16").is_fused
+    assert loaded(make_model({**config, "residual_multiplier": 1.0}, tmp_path / "one"), dtype="bfloat16").is_fused
+
+
+def _routed_by_weights(inner):
+    return lambda self, x: (
+        inner(self, x) + torch.nn.functional.linear(x, self.gate_proj.weight.float())[..., : x.shape[-1]]
+    )
+
+
+def test_packed_weights_are_not_computed_with(families, monkeypatch):
+    """torch multiplies with tensors on the meta device in silence; LongCat's router reads the weight of a linear module so."""
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", _routed_by_weights(modeling_llama.LlamaMLP.forward))
+    with pytest.raises(ConfigError, match=r"computes with the weight of a linear module inside it.*set --no-fuse"):
+        loaded(families["llama"].path)
+    assert not loaded(families["llama"].path, fuse=False).is_fused
 
 
 @pytest.mark.parametrize("deviation", [float("nan"), 0.5])

@@ -13,8 +13,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import CHUNK, SLIDING_WINDOW, make_checkpoint
 from tests.support.worker.driver import new_engine
-from tests.worker.engine.families import Family
-from tests.worker.engine.test_families import check_lives, make_world
+from tests.worker.engine.families import Family, check_lives, make_world
 from tests.worker.engine.test_window import check_ring
 from worker_svc.model import masks
 from worker_svc.model.fused import operators

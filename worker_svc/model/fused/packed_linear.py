@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,9 +10,28 @@ from torch import nn
 from paged_kernels.decoder import DecoderKernels, PackedWeights
 from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.quantized import QuantizedWeight, dense, joined
+from svc_common.errors import ConfigError
 
 WeightOf = Callable[[nn.Linear], torch.Tensor | QuantizedWeight]
 """The weight of a linear module in the form in which it is to be packed."""
+
+
+class WeightOutline(torch.Tensor):
+    """Shape and dtype of packed weights. Everything else raises ConfigError: torch computes with meta tensors in silence."""
+
+    _READ = frozenset(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "ndim"))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in cls._READ or func in {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel}:
+                return func(*args, **(kwargs or {}))
+        raise ConfigError(
+            "a module of this model computes with the weight of a linear module inside it, and weights are packed: set --no-fuse",
+            reason="MODEL_UNSUPPORTED",
+        )
 
 
 class PackedLinear(nn.Module):
@@ -38,11 +58,9 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Shape and dtype only: [out_features, in_features] on the meta device.
-
-        For models that ask a linear module for them; torch refuses to compute with it.
-        """
-        return torch.empty(self.out_features, self.in_features, dtype=self.weights.dtype, device="meta")
+        """Shape and dtype only, [out_features, in_features], for models that ask a linear module for them."""
+        shape = (self.out_features, self.in_features)
+        return torch.empty(shape, dtype=self.weights.dtype, device="meta").as_subclass(WeightOutline)
 
     @property
     def num_bytes(self) -> int:

@@ -94,7 +94,7 @@ def match(decoder: nn.Module) -> DecoderParts | None:
 def _layer(layer: nn.Module) -> LayerParts | None:
     children = dict(layer.named_children())
     attention, mlp, norms = children.pop("self_attn", None), children.pop("mlp", None), _norms(children)
-    if attention is None or mlp is None or norms is None or _counts(attention):
+    if attention is None or mlp is None or norms is None or _counts(attention) or _weighs(layer):
         return None
     projections = _linears(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
     gates = _gates(mlp)
@@ -113,6 +113,11 @@ def _counts(attention: nn.Module) -> bool:
     Its results may then differ at far positions, which no trial reaches.
     """
     return "position_ids" in inspect.signature(attention.forward).parameters
+
+
+def _weighs(layer: nn.Module) -> bool:
+    """True if the layer has a factor of its own, as Granite's residuals: in bfloat16 a trial may not notice one near 1."""
+    return any(isinstance(value, float) and value not in (0.0, 1.0) for value in vars(layer).values())
 
 
 def _gates(mlp: nn.Module) -> tuple[str, ...]:
