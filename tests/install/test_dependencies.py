@@ -43,7 +43,7 @@ ELSEWHERE = (
 PRIVATE_PARTS = {
     "tokenizers": ("gateway_svc/text/text_model.py", "._resize_cache("),
     "torch": ("worker_svc/invariance.py", "._parameters"),
-    "transformers": ("worker_svc/model/checkpoint.py", "._model_mapping["),
+    "transformers": ("worker_svc/model/decoder/text_half.py", "._model_mapping.get("),
     "typer": ("quire/cli/groups.py", "from typer.core import"),
     "uvicorn": ("gateway_svc/http/server.py", "class HttpServer(uvicorn.Server)"),
 }

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
+    AutoClass = type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]
+
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
     "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2",
@@ -233,12 +235,15 @@ def _write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def auto_class(config: "PreTrainedConfig") -> type["AutoModelForCausalLM"] | type["AutoModelForImageTextToText"]:
-    """transformers' auto class for a configuration: of models that also take images, with all their parts."""
+def auto_class(config: "PreTrainedConfig") -> "AutoClass":
+    """transformers' auto class for a configuration: of models that also take images, with all their parts unless saved without."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    is_text = config.get_text_config(decoder=True) is config and type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    saved_by = {*(config.architectures or ())}
+    takes_images = type(config) in AutoModelForImageTextToText._model_mapping
+    takes_images = takes_images and not saved_by & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 
 
 def load_reference(path: Path, **options: object) -> "PreTrainedModel":
@@ -246,8 +251,7 @@ def load_reference(path: Path, **options: object) -> "PreTrainedModel":
     import torch
     from transformers import AutoConfig
 
-    auto = auto_class(AutoConfig.from_pretrained(path))
-    return auto.from_pretrained(path, dtype=torch.float32, **options).eval()
+    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=torch.float32, **options).eval()
 
 
 def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:
@@ -289,14 +293,23 @@ def _write(config: dict[str, object], path: Path, seed: int, dtype: str) -> None
 
 
 def save_random(
-    config: "PreTrainedConfig", path: Path, seed: int, dtype: str, *, vary: "Callable[[PreTrainedModel], None]"
+    config: "PreTrainedConfig",
+    path: Path,
+    seed: int,
+    dtype: str,
+    *,
+    vary: "Callable[[PreTrainedModel], None]",
+    auto: "AutoClass | None" = None,
 ) -> None:
-    """Writes a random checkpoint of a configuration, with the tokenizer. `vary`: changes weights that are constant when created."""
+    """Writes a random checkpoint of a configuration, with the tokenizer. `vary`: changes weights that are constant when created.
+
+    `auto`: None = `auto_class`.
+    """
     import torch
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = auto_class(config).from_config(config).eval()
+        model = (auto or auto_class(config)).from_config(config).eval()
         with torch.no_grad():
             vary(model)
     model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from svc_common.errors import ConfigError
@@ -93,11 +93,12 @@ def _saved(fields: Fields, path: Path, seed: int) -> Path:
     path.mkdir()
     try:
         config = AutoConfig.for_model(**fields)
-        save_random(config, path, seed, "float32", vary=vary_constants)
+        save_random(config, path, seed, "float32", vary=vary_constants, auto=AutoModelForCausalLM)
     except Exception as error:
         raise NoTrialError(f"no tiny model: {_line(error)}") from error
     saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
     if saved["model_type"] != config.model_type:  # of a whole model, of which the class is the text half
+        config.architectures = saved["architectures"]
         config.save_pretrained(path)
     return path
 
