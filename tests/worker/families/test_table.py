@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import transformers
-from worker_svc.model.cache_engine import CacheEngine
+from worker_svc.model.cache.cache_engine import CacheEngine
 
 from svc_common.errors import ConfigError
 from tests.support.tree import ROOT
