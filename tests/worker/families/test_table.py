@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import transformers
-from worker_svc.model.cache.cache_engine import CacheEngine
 
 from svc_common.errors import ConfigError
 from tests.support.tree import ROOT
@@ -21,6 +20,7 @@ from tests.worker.families.page import need_of, section
 from tests.worker.families.processes import run
 from tests.worker.families.tiny_configs import model_types
 from worker_svc.model import attention
+from worker_svc.model.cache.cache_engine import CacheEngine
 
 _SAMPLES = {EQUAL: 4, REFUSED: 2}
 
