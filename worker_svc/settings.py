@@ -86,8 +86,8 @@ class WorkerSettings(ShellSettings):
     """Memory of the KV cache: 512MiB, 2GiB or bytes. Default: on CPU 512MiB unless less is free, on CUDA by
     --gpu-memory-utilization."""
     cache_groups: bool = True
-    """Block tables of their own for layers with a sliding window, whose old blocks are freed. Off: one table for all layers,
-    for policies that know no other."""
+    """Block tables of their own for layers with a sliding window, so that blocks behind it are freed. Off: one table for all
+    layers, for policies that know no other."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     """Kernels: auto, reference, cpu or cuda."""
     attention_backend: str = "auto"

@@ -312,7 +312,9 @@ def save_random(
         model = (auto or auto_class(config)).from_config(config).eval()
         with torch.no_grad():
             vary(model)
-    model.to(getattr(torch, dtype)).save_pretrained(path, safe_serialization=True)
+    if dtype != "float32":
+        model.to(getattr(torch, dtype))
+    model.save_pretrained(path, safe_serialization=True)
     _write_tokenizer(path)
 
 
