@@ -16,7 +16,7 @@ MOST_IMAGES = 64
 
 
 class BlockImages:
-    """Owner of the images, by name; the engine's thread uses them. `block_bytes`: of a block over all layers."""
+    """Owner of the images, by name; the engine's thread uses them. `block_bytes`: of a block over the layers of a cache group."""
 
     def __init__(self, block_bytes: int, num_blocks: int) -> None:
         """`num_blocks`: device blocks of the worker; an image cannot have more."""

@@ -86,7 +86,7 @@ class Engine(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block over all layers."""
+        """Bytes of a block over the layers of a cache group."""
         ...
 
     def read_blocks(self, blocks: Sequence[int]) -> memoryview:

@@ -53,7 +53,7 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Packed tokens of one step and their places in the cache; the same for all layers.
+    """Packed tokens of one step and their places in the cache; the same for all layers of a cache group.
 
     T packed tokens of S sequences, padding included; all tensors contiguous. `sequences`: int32 [T], its row
     of `block_tables`. `positions`: int32 [T], position in its sequence; the token attends to the keys

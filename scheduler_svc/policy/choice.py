@@ -38,7 +38,8 @@ def located(error: ConfigError, given: Mapping[str, Assignment], otherwise: str)
     """The error with the origin of the key at fault; `otherwise`: the origin of keys that are not given."""
     wrong = error.metadata.get("field", "")
     origin = given[wrong].origin if wrong in given else otherwise
-    return ConfigError(f"{origin}: {error.message}", reason=error.reason, metadata=error.metadata)
+    what = error.message.removeprefix(f"{origin}: ")
+    return ConfigError(f"{origin}: {what}", reason=error.reason, metadata=error.metadata)
 
 
 @dataclass(frozen=True, slots=True)

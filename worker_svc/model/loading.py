@@ -30,9 +30,8 @@ from worker_svc.device.devices import HOST, Device
 from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
 from worker_svc.model.attention import LayerCall
-from worker_svc.model.cache import cache_groups
 from worker_svc.model.cache.cache_engine import CacheEngine
-from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
 from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
@@ -152,7 +151,7 @@ def load(
         loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
-    groups = model.divide_cache(_groups(settings, calls, part, max_model_len))
+    groups = _divided_cache(model, settings, calls, part, max_model_len)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
     if fast is not None:
@@ -213,12 +212,15 @@ def _opened(
     return found, cls, shard, part
 
 
-def _groups(settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int) -> CacheGroups:
-    """The cache groups of the layers; one with several stages: their layers share block tables."""
-    if part.count > 1 or not settings.cache_groups:
-        return cache_groups.one_group([call.layer for call in calls])
+def _divided_cache(
+    model: RowModel, settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int
+) -> CacheGroups:
+    """The cache groups of the model's layers, which it uses from now on; one with several stages, which share block tables."""
     windows = {call.layer: call.window for call in calls}
-    return cache_groups.groups_of(windows, settings.block_size, max_model_len)
+    is_divided = part.count == 1 and settings.cache_groups
+    groups = groups_of(windows, settings.block_size, max_model_len) if is_divided else one_group(list(windows))
+    model.divide_cache(groups)
+    return groups
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:

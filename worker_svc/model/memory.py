@@ -64,7 +64,7 @@ class BlockCounts:
 def block_bytes(
     *, dtype_bytes: int, scale_bytes: int = 0, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> int:
-    """Bytes of one block over all layers, keys and values; `scale_bytes` of them for each token and kv head."""
+    """Bytes of one block over so many layers, keys and values; `scale_bytes` of them for each token and kv head."""
     return num_layers * 2 * block_size * num_kv_heads * (dtype_bytes * head_dim + scale_bytes)
 
 

@@ -126,10 +126,9 @@ class RowModel:
         self._rules = {call.layer: call.rule for call in calls}
         return calls
 
-    def divide_cache(self, groups: CacheGroups) -> CacheGroups:
-        """Keep keys and values of the layers by `groups`, which it returns. Call it after `probe`, before `fuse` and `bind`."""
+    def divide_cache(self, groups: CacheGroups) -> None:
+        """Keep keys and values of the layers by `groups`. Call it after `probe`, before `fuse` and `bind`."""
         self._layer_places = groups.places
-        return groups
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:

@@ -4,6 +4,9 @@ import itertools
 
 import pytest
 
+from block_manager.ledger import Ledger
+from block_manager.pool import BlockPool
+from block_manager.rules.cache_groups import GroupedLedger
 from tests.support.windowed_shapes import SHAPES
 from worker_svc.model.cache.cache_groups import FULL, CacheGroups, groups_of, one_group
 
@@ -14,7 +17,7 @@ LONGEST = 32_768
 def blocks_in_windows(of_layers: dict[int, int | None], num_tokens: int) -> int:
     """Blocks of single layers that a decoding sequence of so many tokens needs: no fewer hold what its next tokens read."""
     whole = -(-num_tokens // BLOCK_SIZE)
-    return sum(whole if w is None else min(whole, -(-w // BLOCK_SIZE) + 1) for w in of_layers.values())
+    return sum(whole if w is None else min(whole, -(-(w - 1) // BLOCK_SIZE) + 1) for w in of_layers.values())
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -47,6 +50,22 @@ def test_groups_have_equally_many_layers_whole_sequences_first():
     assert groups.places[4] == (1, 2)
     # 22 windowed layers and 4 others: no larger common size leaves less than 5 % unused.
     assert {len(each) for each in groups_of(SHAPES["gemma-3-1b"], BLOCK_SIZE, LONGEST).layers} == {2}
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 48])
+def test_worker_and_scheduler_count_the_same_blocks(block_size):
+    """The worker's limits of lengths are those of the ledger that takes the blocks."""
+    ledgers = [Ledger(block_size, BlockPool(1), BlockPool(1)) for _ in range(3)]
+    scheduled = GroupedLedger(ledgers, [None, 24, 33], num_ahead_tokens=1)
+    groups = CacheGroups((FULL, 24, 33), ((0,), (1,), (2,)))
+    for num_tokens in range(1, 200):
+        assert groups.num_blocks(num_tokens, block_size) == scheduled.blocks_for(num_tokens)
+
+
+def test_more_windows_than_groups_are_wanted_are_served():
+    """Each window needs a group of its own, however many there are."""
+    groups = groups_of({layer: layer + 2 for layer in range(40)}, BLOCK_SIZE, LONGEST)
+    assert len(groups.windows) == 40
 
 
 def test_equal_windows_are_one_group():

@@ -61,7 +61,7 @@ class CacheEngine:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block over all layers."""
+        """Bytes of a block over the layers of a cache group."""
         layers, two, _, elements = self.device_pool.shape
         return layers * two * elements * self.device_pool.element_size()
 

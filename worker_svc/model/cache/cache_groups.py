@@ -74,7 +74,8 @@ def groups_of(windows: Mapping[int, int | None], block_size: int, max_model_len:
     if len(kinds) == 1:
         return one_group(sorted(windows))
     sizes = range(max(map(len, kinds.values())), 0, -1)
-    candidates = [made for size in sizes if len((made := _divided(kinds, size)).layers) <= _MOST_GROUPS]
+    most = max(_MOST_GROUPS, len(kinds))
+    candidates = [made for size in sizes if len((made := _divided(kinds, size)).layers) <= most]
     lengths = {min(max_model_len, max(kinds)), max_model_len}
     unused = [max(_share_unused(made, length, block_size) for length in lengths) for made in candidates]
     return next(
@@ -98,5 +99,5 @@ def _share_unused(made: CacheGroups, num_tokens: int, block_size: int) -> float:
 
 def _num_blocks(window: int, num_tokens: int, block_size: int) -> int:
     whole = -(-num_tokens // block_size)
-    # A window begins anywhere in a block.
-    return whole if window == FULL else min(whole, -(-window // block_size) + 1)
+    # As the scheduler counts (block_manager/rules/cache_groups): a window begins anywhere in a block.
+    return whole if window == FULL else min(whole, -(-(window - 1) // block_size) + 1)
