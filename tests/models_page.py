@@ -83,6 +83,11 @@ _NOTES = """\
   others; chunks count as windows of their size. In a model that also has layers without either (Gemma 2 and 3, gpt-oss, Llama 4),
   layers are divided into cache groups, each with block tables of its own, so that the others keep only their windows
   ([below](#cache-groups)).
+* **Latent attention (MLA).** A token's keys and values are made from one narrow vector. The cache keeps that vector and the rotary
+  part, as one kv head; queries are mapped into its space and results out of it (the absorbed form of
+  [DeepSeek-V2](https://arxiv.org/abs/2405.04434), decision [0045](decisions/0045-latents-in-the-cache.md)). DeepSeek-V3 keeps
+  2 x 576 elements per token and layer instead of 2 x 192 for each of 128 heads. Long prompts compute more: 576 products per key and
+  head instead of 192. `--no-latent-cache` keeps keys and values of each head, for comparisons.
 * **Models with image input.** The text model in
   {wrapped}
   is served, with tokens equal to those of the whole model's `generate` for
@@ -297,7 +302,7 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
     if any("llama_4_scaling_beta" in str(value) for value in config.values()) or config.get("attn_temperature_tuning"):
         yield "queries scaled by position"
     if config.get("kv_lora_rank"):
-        yield "keys and values from a latent vector, of different widths, cached whole"
+        yield "latent attention (MLA), which keeps one narrow vector per token"
     if experts := config.get("num_local_experts") or config.get("n_routed_experts"):
         yield f"{config['num_experts_per_tok']} of {experts} experts"
 

@@ -88,6 +88,8 @@ class WorkerSettings(ShellSettings):
     cache_groups: bool = True
     """Block tables of their own for layers with a sliding window, so that blocks behind it are freed. Off: one table for all
     layers, for policies that know no other."""
+    latent_cache: bool = True
+    """Latent attention (MLA) keeps one narrow vector per token. Off: keys and values of all heads, for comparisons."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     """Kernels: auto, reference, cpu or cuda."""
     attention_backend: str = "auto"

@@ -12,7 +12,7 @@ from torch import nn
 from paged_kernels.backend import CacheShape, scale_bytes
 from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
-from worker_svc.model import architecture, attention, checkpoint, stored_weights
+from worker_svc.model import architecture, attention, checkpoint, latent, stored_weights
 from worker_svc.model.formats.forms import MatrixForm
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
@@ -80,11 +80,12 @@ def model_sizes(
     max_model_len: int | None,
     rounding: Rounding | None = None,
     packs: Collection[torch.dtype] = (),
+    latent_cache: bool = True,
 ) -> ModelSizes:
     """Sizes of the checkpoint in a folder; config.json is enough. Raises ConfigError if it cannot be served.
 
     `rounding`: of the linear weights when they are loaded. `packs`: dtypes of the numbers of a quantized checkpoint
-    that are kept as they are stored.
+    that are kept as they are stored. `latent_cache`: of latent attention, whether its narrow vectors are cached.
     """
     if path.is_file():
         to_do = "name a folder with the config.json of the model that it was made from"
@@ -105,6 +106,8 @@ def model_sizes(
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
+    if latent_cache:
+        latent.absorb(model)
     shape, num_kinds, windows = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
@@ -205,6 +208,14 @@ def _window(config: Any, layer_type: str) -> int | None:
     return getattr(config, fields[layer_type], None) if layer_type in fields else None
 
 
+def _configured_shape(config: Any, heads: int, *, has_latents: bool) -> CacheShape:
+    if has_latents:
+        return CacheShape(_BLOCK_SIZE, 1, int(config.kv_lora_rank) + int(config.qk_rope_head_dim))
+    num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
+    return CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
+
+
 def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int, tuple[int | None, ...]]:
     """Shape of the cache, number of attention rules, and the layers' windows, by the worker's own probe of attention calls.
 
@@ -217,9 +228,9 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShap
             model(input_ids=tokens, use_cache=False)
     except (RuntimeError, NotImplementedError, TypeError):
         heads = int(config.num_attention_heads)
-        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
-        shape = CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
+        shape = _configured_shape(
+            config, heads, has_latents=any(latent.maps_of(module) is not None for module in model.modules())
+        )
         kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
         return shape, len({*kinds}), tuple(_window(config, kind) for kind in kinds)
     shape = architecture.check_calls(

@@ -46,6 +46,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         kv_cache_dtype=settings.kv_cache_dtype,
         max_model_len=settings.max_model_len,
         rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
+        latent_cache=settings.latent_cache,
         packs=() if not settings.fuse else (FLOAT8,) if where.on_cuda else (torch.int8, FLOAT8),
     )
     question = MemoryQuestion(

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
-from worker_svc.model import masks
+from worker_svc.model import latent, masks
 from worker_svc.model.cache.cache_groups import LayerPlace
 
 NAME = "quire_paged"
@@ -51,7 +51,10 @@ def _forward(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    return getattr(module, _SLOT).call(module, query, key, value, attention_mask, options), None
+    call, maps = getattr(module, _SLOT).call, latent.maps_of(module)
+    if maps is None:
+        return call(module, query, key, value, attention_mask, options), None
+    return maps.results(call(module, maps.queries(query), key, value, attention_mask, options)), None
 
 
 def register() -> str:

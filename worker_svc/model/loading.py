@@ -28,7 +28,7 @@ from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.device.devices import HOST, Device
 from worker_svc.engine import Progress
-from worker_svc.model import architecture, attention, bundle, checkpoint, memory, packed_cache, rotary
+from worker_svc.model import architecture, attention, bundle, checkpoint, latent, memory, packed_cache, rotary
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
@@ -140,9 +140,8 @@ def load(
     loaded, stored = checkpoint.load_model(found, cls, dtype, attends, on_weights, where, left_out)
     if fast is not None and packs and not packed_cache.restored(loaded, fast, packs):
         packs, (loaded, stored) = (), checkpoint.load_model(found, cls, dtype, attends, on_weights, where)
-    text_half.report(loaded)
     progress("checks", _WEIGHTS_TO)
-    rotary.fix_longrope(loaded, found.text_config, max_model_len)
+    _adjust(loaded, found, max_model_len, keeps_latents=settings.latent_cache and not late)
     _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
     calls = model.probe(max_model_len)
@@ -267,6 +266,14 @@ def _agree(ranks: RankPlace, found: checkpoint.Checkpoint, shard: Shard, compute
     ranks.agree("the checkpoint's digest", found.digest())
     if shard.experts is not None:  # each rank routes tokens itself, and the last bits decide a near tie
         ranks.agree("what routers are computed with", computed_with)
+
+
+def _adjust(loaded: PreTrainedModel, found: checkpoint.Checkpoint, max_model_len: int, *, keeps_latents: bool) -> None:
+    """Make the loaded model what is served."""
+    text_half.report(loaded)
+    rotary.fix_longrope(loaded, found.text_config, max_model_len)
+    if keeps_latents and (count := latent.absorb(loaded)):
+        log.info("%d layers keep latents instead of keys and values of each head (--no-latent-cache: off)", count)
 
 
 def _joined_model(
