@@ -94,6 +94,16 @@ def test_caches_with_scales_compile(kept):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kept", [None, torch.int8], ids=str)
+def test_latents_compile(kept):
+    """128 query heads of one kv head of 576 (DeepSeek-V3), without spilled registers."""
+    found = attention_launches(CacheShape(16, 1, 576), 128, torch.bfloat16, PLAIN, kept)
+    check(found, GPUS)
+    for launch in attentions(found):
+        assert resources(launch, GPUS["sm_90"]).spilled_bytes == 0
+
+
+@pytest.mark.long
 def test_samplers_of_large_vocabularies_compile():
     """Pieces of rows that are as large as they get."""
     check(other_launches(torch.bfloat16, 128_256), GPUS)

@@ -1,8 +1,8 @@
 """Triton kernels of paged attention: one tile of query rows over one range of keys, and the sum of a tile's ranges.
 
 Decode, chunks and prefill are the same kernel with tiles of different height. A tile is `TOKENS` consecutive
-tokens of one sequence times the query heads that share a kv head (`GROUP`), so that keys are read once for
-all of them:
+tokens of one sequence times query heads that share a kv head (`GROUP`: all of them, or as many as the registers hold), so that
+keys are read once for all of these:
 
     row of a tile   0 .. GROUP - 1   GROUP .. 2 * GROUP - 1   ...   rest up to ROWS
     is              token 0's heads  token 1's heads                nothing
@@ -88,18 +88,19 @@ def with_sink(total, peak, sink):
 def attention_kernel(
     query, query_stride, out, keys, values, key_scales, value_scales, tables, sequences, slots, positions, tiles, items, num_items,
     partial, logs, num_tiles, max_items, table_stride, scale, softcap, span, sinks,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     SPAN: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, FORM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, kv head): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
+    """Program (item, group): one range of keys for one tile; see `tile_plan.TilePlan` for the tensors that define it.
 
-    A tile with one range is written to `out` [T, heads, HEAD_DIM]. The parts of other tiles, each normalised,
-    go to `partial` [part, kv head, ROWS, HEAD_DIM] with the base-2 logarithm of their weight in `logs` [part,
-    kv head, ROWS].
+    A group is GROUP query heads of one kv head; GROUPS of them are all heads. A tile with one range is written to `out`
+    [T, heads, HEAD_DIM]. The parts of other tiles, each normalised, go to `partial` [part, group, ROWS, HEAD_DIM] with
+    the base-2 logarithm of their weight in `logs` [part, group, ROWS].
     """
     item = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    group = tl.program_id(1)
+    kv_head = group // (GROUPS // KV_HEADS)
     if item < tl.load(num_items):
         tile = tl.load(items + item)
         low = tl.load(items + max_items + item)
@@ -113,8 +114,8 @@ def attention_kernel(
         dims = tl.arange(0, PADDED_DIM)
         tokens = rows // GROUP
         real = tokens < count
-        heads = kv_head * GROUP + rows % GROUP
-        at = (first + tokens).to(tl.int64) * (KV_HEADS * GROUP) + heads
+        heads = group * GROUP + rows % GROUP
+        at = (first + tokens).to(tl.int64) * (GROUPS * GROUP) + heads
         places = at[:, None] * HEAD_DIM + dims[None, :]
         held = real[:, None] & (dims < HEAD_DIM)[None, :]
         read = (first + tokens).to(tl.int64) * query_stride + heads * HEAD_DIM
@@ -152,7 +153,7 @@ def attention_kernel(
             result = tl.where(written[:, None], result, 0.0)
             tl.store(out + places, result.to(out.dtype.element_ty), mask=held)
         else:
-            line = (part.to(tl.int64) * KV_HEADS + kv_head) * ROWS + rows
+            line = (part.to(tl.int64) * GROUPS + group) * ROWS + rows
             tl.store(partial + line[:, None] * HEAD_DIM + dims[None, :], result, mask=held)
             tl.store(logs + line, tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor)))
 
@@ -160,15 +161,15 @@ def attention_kernel(
 @triton.jit
 def combine_kernel(
     out, slots, tiles, tile_parts, partial, logs, num_tiles, sinks,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr,
     PIECE: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, kv head, piece): write the weighted sum of the tile's parts, if it has any, to `out`.
+    """Program (tile, group, piece): write the weighted sum of the tile's parts, if it has any, to `out`.
 
     A piece is PIECE rows of the tile, as many as fit into registers.
     """
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    group = tl.program_id(1)
     begin = tl.load(tile_parts + tile)
     num_parts = tl.load(tile_parts + num_tiles + tile)
     if num_parts > 0:
@@ -182,7 +183,7 @@ def combine_kernel(
         acc = tl.zeros([PIECE, PADDED_DIM], tl.float32)
         peak = tl.full([PIECE], float("-inf"), tl.float32)
         total = tl.zeros([PIECE], tl.float32)
-        line = (begin.to(tl.int64) * KV_HEADS + kv_head) * ROWS + rows
+        line = (begin.to(tl.int64) * GROUPS + group) * ROWS + rows
         for _ in range(0, num_parts):
             log = tl.load(logs + line, mask=real, other=float("-inf"))
             new_peak = tl.maximum(peak, log)
@@ -193,10 +194,10 @@ def combine_kernel(
             acc = acc * fade[:, None] + piece * weight[:, None]
             total = total * fade + weight
             peak = new_peak
-            line += KV_HEADS * ROWS
+            line += GROUPS * ROWS
         if HAS_SINKS:
-            total = with_sink(total, peak, tl.load(sinks + kv_head * GROUP + rows % GROUP))
-        at = ((first + tokens).to(tl.int64) * KV_HEADS + kv_head) * GROUP + rows % GROUP
+            total = with_sink(total, peak, tl.load(sinks + group * GROUP + rows % GROUP))
+        at = ((first + tokens).to(tl.int64) * GROUPS + group) * GROUP + rows % GROUP
         written = tl.load(slots + first + tokens, mask=real, other=-1) >= 0
         result = tl.where(written[:, None], acc / tl.where(total == 0.0, 1.0, total)[:, None], 0.0)
         tl.store(out + at[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=held)

@@ -12,13 +12,12 @@ from paged_kernels.gpu import block_moves, token_draws
 from paged_kernels.gpu.attention import attention_kernel, combine_kernel
 from paged_kernels.gpu.decoder import TritonDecoders
 from paged_kernels.gpu.scaled_cache import form_of, numbers_and_scales
-from paged_kernels.gpu.tile_plan import Sharing, TilePlan, make_plans, padded_dim, span_of
+from paged_kernels.gpu.tile_plan import Sharing, TilePlan, heads_together, make_plans, padded_dim, span_of
 from svc_common.errors import ConfigError
 
 _WAVES = 4
 _MIN_PROGRAM_BYTES = 32 * 1024
 _INTERPRETED_PROGRAMS = 16
-_COMBINED_ROWS = 16
 
 
 def is_interpreted() -> bool:
@@ -93,7 +92,7 @@ class TritonBackend:
 
         `query`: [T, heads, head_dim]; the cache has its dtype unless `cache_dtype` is given.
         """
-        group = query.shape[1] // shape.num_kv_heads
+        group = heads_together(shape.head_dim, query.shape[1] // shape.num_kv_heads)
         key = (shape, group, query.dtype, cache_dtype, span := span_of(rule))
         if key not in batch.plans:
             batch.plans[key] = make_plans(batch, shape, group, query.dtype, span, self.sharing, cache_dtype)
@@ -104,12 +103,14 @@ class TritonBackend:
         shape: CacheShape, rule: AttentionRule,
     ) -> None:  # fmt: skip
         tile, num_tiles, max_items = plan.shape, plan.tiles.shape[1], plan.items.shape[1]
-        scratch = (plan.max_parts, shape.num_kv_heads, tile.rows)
+        group = heads_together(shape.head_dim, query.shape[1] // shape.num_kv_heads)
+        groups = query.shape[1] // group
+        scratch = (plan.max_parts, groups, tile.rows)
         partial = torch.empty(*scratch, shape.head_dim, dtype=torch.float32, device=query.device)
         logs = torch.empty(scratch, dtype=torch.float32, device=query.device)
         constants = {
-            "GROUP": query.shape[1] // shape.num_kv_heads,
-            "KV_HEADS": shape.num_kv_heads,
+            "GROUP": group,
+            "GROUPS": groups,
             "HEAD_DIM": shape.head_dim,
             "PADDED_DIM": padded_dim(shape.head_dim),
             "ROWS": tile.rows,
@@ -117,15 +118,16 @@ class TritonBackend:
         (keys, values), scales = numbers_and_scales(cache, shape)
         span = span_of(rule)
         has_sinks, sinks = rule.sinks is not None, logs if rule.sinks is None else rule.sinks
-        attention_kernel[(max_items, shape.num_kv_heads)](
+        attention_kernel[(max_items, groups)](
             query, query.stride(0), out, keys, values, scales[0], scales[1], batch.block_tables, batch.sequences,
             batch.slots, batch.positions, plan.tiles, plan.items, plan.num_items, partial, logs, num_tiles, max_items,
             batch.block_tables.stride(0), float(rule.scale), float(rule.softcap or 0), span.size,
-            sinks, **constants, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, SPAN=span.kind,
+            sinks, **constants, KV_HEADS=shape.num_kv_heads, BLOCK_SIZE=shape.block_size, KEYS=tile.keys, SPAN=span.kind,
             HAS_SOFTCAP=rule.softcap is not None, HAS_SINKS=has_sinks, FORM=form_of(cache.dtype), UPCAST=self._upcast,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
-        combine_kernel[(num_tiles, shape.num_kv_heads, -(-tile.rows // _COMBINED_ROWS))](
+        piece = min(tile.rows, 16 if shape.head_dim <= 512 else 8)
+        combine_kernel[(num_tiles, groups, -(-tile.rows // piece))](
             out,
             batch.slots,
             plan.tiles,
@@ -135,7 +137,7 @@ class TritonBackend:
             num_tiles,
             sinks,
             **constants,
-            PIECE=min(tile.rows, _COMBINED_ROWS),
+            PIECE=piece,
             HAS_SINKS=has_sinks,
             num_warps=4,
             enable_fp_fusion=True,

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import SCALED_MOST, AttentionBatch, AttentionRule, CacheShape
 
+# Of one program's rows in short tiles, float32: half of the registers of 4 warps.
+_MOST_SUMS = 16 * 1024
 _SHORT_ROWS = 16
 """Minimum rows of a matrix unit."""
 
@@ -92,6 +94,12 @@ def padded_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
+def heads_together(head_dim: int, group: int) -> int:
+    """Query heads of one kv head that a program takes: as many as divide `group` and have their sums in registers."""
+    most = max(1, _MOST_SUMS // padded_dim(head_dim))
+    return next(count for count in range(min(group, most), 0, -1) if group % count == 0)
+
+
 def tile_shapes(
     head_dim: int, group: int, dtype: torch.dtype, *, has_scales: bool = False
 ) -> tuple[TileShape, TileShape]:
@@ -109,7 +117,9 @@ def tile_shapes(
         return TileShape(least, 64, 4, 3), TileShape(max(128, least), 64 if row_bytes <= 128 else 32, 8, 3)
     if row_bytes <= 512:
         return TileShape(least, 32, 4, 3), TileShape(max(64, least), 32, 8, 2)
-    return TileShape(least, 16, 4, 2), TileShape(max(32, least), 16, 4, 2)
+    if row_bytes <= 1024:
+        return TileShape(least, 16, 4, 2), TileShape(max(32, least), 16, 4, 2)
+    return TileShape(least, 16, 8, 2), TileShape(least, 16, 8, 2)
 
 
 def make_plans(

@@ -26,7 +26,7 @@ from paged_kernels.resources.launches import Launch
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _RULES = {"causal": AttentionRule(0.1), "window, soft cap": AttentionRule(0.1, 512, 30.0)}
-_SHAPES = [(64, 4), (96, 4), (128, 1), (128, 8), (256, 4)]
+_SHAPES = [(64, 4), (96, 4), (128, 1), (128, 8), (256, 4), (576, 128)]
 """Head sizes, with query heads of a kv head."""
 _CACHES = {"": None, ", int8 cache": torch.int8, ", fp8 cache": torch.float8_e4m3fn}
 _ROW_WIDTH = 8192

@@ -1,14 +1,16 @@
 """Triton's attention against the reference over random shapes: decode, prefill and everything mixed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from paged_kernels.backend import AttentionRule
+from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.gpu import backend as triton_backend
 from paged_kernels.gpu.backend import TritonBackend
-from paged_kernels.gpu.tile_plan import Sharing, make_plans, span_of
+from paged_kernels.gpu.tile_plan import Sharing, heads_together, make_plans, span_of
 from paged_kernels.reference import ReferenceBackend
-from tests.kernels.triton.cases import ALLOWED, Problem, attend, distance, make_inputs, narrowed, random_problem
+from tests.kernels.triton.cases import ALLOWED, DEVICE, Problem, attend, distance, make_inputs, narrowed, random_problem
 
 KINDS = ("decode", "prefill", "mixed")
 QUICK, WHOLE = 2, 50
@@ -42,6 +44,21 @@ def test_equals_reference(kind, record_property):
 def test_equals_reference_for_every_shape(kind, record_property):
     """R18: the same over all random shapes."""
     compare(kind, range(WHOLE), record_property)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv_heads", "head_dim", "group"),
+    [("mixed", 1, 576, 24), ("decode", 2, 320, 33), pytest.param("prefill", 1, 576, 128, marks=pytest.mark.long)],
+    ids=str,
+)
+def test_many_heads_of_one_kv_head(kind, kv_heads, head_dim, group):
+    """Latents (MLA): wide heads, of which a program takes a part; sinks and parts of long contexts are those of its heads."""
+    problem = random_problem(kind, 3)
+    sinks = torch.linspace(-4, 6, kv_heads * group).to(DEVICE)
+    rule = replace(problem.rule, scale=head_dim**-0.5, sinks=sinks)
+    shape = CacheShape(16, kv_heads, head_dim)
+    assert heads_together(head_dim, group) < group
+    assert difference(replace(problem, shape=shape, group=group, rule=rule), backend()) <= 1
 
 
 ONE_INTEGER = 0.03
