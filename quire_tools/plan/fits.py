@@ -75,7 +75,8 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> int:
         """KV bytes of a token over all layers."""
-        return self.block_bytes * self.sizes.num_layers // (self.groups.num_layers * self.question.block_size)
+        of_layer = self.block_bytes // (self.groups.num_layers * self.question.block_size)
+        return int(of_layer * sum(map(self.groups.num_used, range(len(self.groups.layers)))))
 
     @property
     def num_tokens(self) -> int:
@@ -144,8 +145,8 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
 
 def _groups(sizes: ModelSizes, question: MemoryQuestion) -> CacheGroups:
     if not (question.cache_groups and sizes.windows):
-        return one_group(range(sizes.num_layers))
-    return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len)
+        return one_group(range(sizes.num_layers), sizes.num_parts)
+    return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len, sizes.num_parts)
 
 
 def _num_tokens(groups: CacheGroups, num_blocks: int, block_size: int, max_model_len: int) -> int:

@@ -1,18 +1,20 @@
 """A model's sizes from its configuration: its class is built on torch's meta device, so no weight is read."""
 
 import os
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from paged_kernels.backend import CacheShape, scale_bytes
+from paged_kernels.backend import scale_bytes
 from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, latent, stored_weights
+from worker_svc.model.cache.layer_cache import common_cache
+from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.formats.forms import MatrixForm
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
@@ -46,7 +48,8 @@ class ModelSizes:
     of which a CPU keeps a packed copy; `padding_bytes`: by which packing on a CPU fills up matrices;
     `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
-    `num_attention_kinds`: different rules of attention among the layers; `windows`: of each layer, None = the whole sequence.
+    `num_attention_kinds`: different rules of attention among the layers. `num_layers`: with keys and values of their own;
+    `windows`: of each, None = the whole sequence; `num_parts`: see CacheGroups, by their numbers.
     """
 
     name: str
@@ -70,6 +73,7 @@ class ModelSizes:
     max_model_len: int
     num_attention_kinds: int = 1
     windows: tuple[int | None, ...] = ()
+    num_parts: Mapping[int, int] = field(default_factory=dict)
 
 
 def model_sizes(
@@ -103,12 +107,18 @@ def model_sizes(
     computed = checkpoint.choose_dtype(found, dtype, keeps_numbers=torch.int8 in packs and form_of is not None)
     cached = checkpoint.choose_cache_dtype(kv_cache_dtype, computed)
     with torch.device("meta"):
-        model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
+        model = cls._from_config(
+            found.config, dtype=computed, attn_implementation=attention.register(), experts_implementation="batched_mm"
+        ).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
     if latent_cache:
         latent.absorb(model)
-    shape, num_kinds, windows = _cache_shape(model, config, longest)
+    calls = _calls(model, config, longest)
+    shapes = architecture.check_calls(
+        model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=longest
+    )
+    shape, num_parts = common_cache(shapes, cached)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
@@ -126,7 +136,7 @@ def model_sizes(
         padding_bytes=padding_bytes,
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
-        num_layers=int(config.num_hidden_layers),
+        num_layers=len(shapes),
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         hidden_size=hidden,
@@ -135,8 +145,9 @@ def model_sizes(
         ),
         vocab_size=int(config.vocab_size),
         max_model_len=longest,
-        num_attention_kinds=num_kinds,
-        windows=windows,
+        num_attention_kinds=len({call.rule for call in calls}),
+        windows=tuple(call.window for call in calls if call.source is None),
+        num_parts={place: num_parts[layer] for place, layer in enumerate(shapes) if layer in num_parts},
     )
 
 
@@ -202,38 +213,22 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _window(config: Any, layer_type: str) -> int | None:
-    """Tokens that a layer of that type sees at most; None = the whole sequence."""
-    fields = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-    return getattr(config, fields[layer_type], None) if layer_type in fields else None
-
-
-def _configured_shape(config: Any, heads: int, *, has_latents: bool) -> CacheShape:
-    if has_latents:
-        return CacheShape(_BLOCK_SIZE, 1, int(config.kv_lora_rank) + int(config.qk_rope_head_dim))
-    num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
-    return CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
-
-
-def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int, tuple[int | None, ...]]:
-    """Shape of the cache, number of attention rules, and the layers' windows, by the worker's own probe of attention calls.
-
-    Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
-    experts), which meta tensors lack, uses the configuration.
-    """
+def _calls(model: Any, config: Any, max_model_len: int) -> list[attention.LayerCall]:
+    """The worker's own probe of attention calls. Raises ConfigError for a model that cannot run without values of its weights."""
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
         with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
-            model(input_ids=tokens, use_cache=False)
-    except (RuntimeError, NotImplementedError, TypeError):
-        heads = int(config.num_attention_heads)
-        shape = _configured_shape(
-            config, heads, has_latents=any(latent.maps_of(module) is not None for module in model.modules())
-        )
-        kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
-        return shape, len({*kinds}), tuple(_window(config, kind) for kind in kinds)
-    shape = architecture.check_calls(
-        model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
-    )
-    return shape, len({call.rule for call in calls}), tuple(call.window for call in calls)
+            model(
+                input_ids=tokens,
+                position_ids=tokens,
+                use_cache=False,
+                past_key_values=PackedPast(config),
+                logits_to_keep=tokens[0],
+            )
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be planned, because it does not run without its weights ({error}): start a worker, "
+            "which measures its memory",
+            reason="MODEL_UNSUPPORTED",
+        ) from None
+    return calls

@@ -168,7 +168,7 @@ class ModelEngine:
             )
         )
         self._need_adapters().guard(self._rows)
-        loaded.model.bind(loaded.shape, self._cache.device_pool)
+        loaded.model.bind(self._cache.device_pool)
         recorded = profile.record_decode_steps(loaded, self._cache.device_pool, self._max_num_seqs, self._progress)
         self._runner = StepRunner(
             loaded.model,

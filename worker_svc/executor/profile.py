@@ -47,7 +47,7 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     # All sequences share the same blocks: only sizes matter here.
     tables = of_groups(np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1)), loaded.num_groups)
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
-    loaded.model.bind(loaded.shape, loaded.new_cache(tables.shape[2] * loaded.num_groups).device_pool)
+    loaded.model.bind(loaded.new_cache(tables.shape[2] * loaded.num_groups).device_pool)
     steps = model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule)
     if attention_limits(loaded.kernels) is not None:
         # What a library leaves to the Triton kernels may take more memory.
@@ -62,7 +62,7 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
 
 def run_fixed_step(loaded: LoadedModel, max_num_seqs: int) -> None:
     """Run the largest decode step of those that are recorded, if the model has such: recordings keep its memory."""
-    loaded.model.bind(loaded.shape, loaded.new_cache(loaded.num_groups).device_pool)
+    loaded.model.bind(loaded.new_cache(loaded.num_groups).device_pool)
     num_rows = most_rows(max_num_seqs)
     steps = loaded.model.fixed_steps(num_rows, kept_rows(loaded, max_num_seqs))
     if steps is not None:
@@ -145,7 +145,7 @@ def _company_is_irrelevant(loaded: LoadedModel, rule: RowRule) -> bool:
     width = -(-max(_CHECK_TOKENS, _CHECK_FILLER) // size)
     ids = np.arange(4 * width, dtype=np.int32)
     alone, beside = ids[: 2 * width].reshape(2, width), ids[::-1][: 2 * width].reshape(2, width).copy()
-    loaded.model.bind(loaded.shape, loaded.new_cache(4 * width * loaded.num_groups).device_pool)
+    loaded.model.bind(loaded.new_cache(4 * width * loaded.num_groups).device_pool)
     tokens = _spread(_CHECK_TOKENS, loaded.limits.vocab_size)
     filler = _spread(_CHECK_FILLER, loaded.limits.vocab_size)
     expected = _last_logits(loaded, rule, alone, [[Chunk(0, 0, tokens, samples=True)]])

@@ -23,7 +23,8 @@ _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|con
 _NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Fields that change attention in ways that never reach the attention function.
-_UNSEEN_FIELDS = ("num_kv_shared_layers", "use_bidirectional_attention")
+_UNSEEN_FIELDS = {"use_bidirectional_attention": (None, False, "vision")}
+"""With the values that leave text causal."""
 
 
 def unsupported(what: str, *, module: str = "") -> ConfigError:
@@ -64,8 +65,8 @@ def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: P
             f"{cls.__name__} cannot be served: it has layers of type {', '.join(strange)}, for example module {name} ({kind})",
             module=name,
         )
-    for field in _UNSEEN_FIELDS:
-        if getattr(config, field, None):
+    for field, known in _UNSEEN_FIELDS.items():
+        if getattr(config, field, None) not in known:
             raise unsupported(f"{cls.__name__} cannot be served: its configuration sets {field}", module=field)
     for rope in rope_settings(config):
         if "dynamic" in str(rope.get("rope_type", "")):
@@ -127,11 +128,10 @@ def check_calls(
     *,
     block_size: int,
     max_model_len: int,
-) -> CacheShape:
-    """The cache's shape, derived from a probe's calls of these layers.
+) -> dict[int, CacheShape]:
+    """Shapes of the caches of those of these layers that have keys and values of their own, derived from a probe's calls.
 
-    Raises ConfigError if a layer was not reached exactly once, if a call cannot be served, or if layers
-    differ in shape.
+    Raises ConfigError if a layer was not reached exactly once, or if a call cannot be served.
     """
     kind = type(model).__name__
     reached = [call.layer for call in calls]
@@ -145,22 +145,30 @@ def check_calls(
             )
     kept = _kept_tokens(config)
     for call in calls:
-        problem = call.problem or _cache_problem(call, kept[call.layer], max_model_len)
+        problem = call.problem or _cache_problem(call, kept[call.layer], max_model_len) or _source_problem(call, calls)
         if problem:
             raise unsupported(
                 f"{kind} cannot be served: {call.module} of layer {call.layer} {problem}", module=call.module
             )
-    shapes = {(call.num_kv_heads, call.head_dim) for call in calls}
-    if len(shapes) > 1:
-        raise unsupported(f"{kind} cannot be served: its layers have caches of different shapes {sorted(shapes)}")
-    num_kv_heads, head_dim = shapes.pop()
-    return CacheShape(block_size, num_kv_heads, head_dim)
+    return {
+        call.layer: CacheShape(block_size, call.num_kv_heads, call.head_dim) for call in calls if call.source is None
+    }
+
+
+def _source_problem(call: LayerCall, calls: Sequence[LayerCall]) -> str:
+    """Why a layer cannot read the keys and values of an earlier one, which frees blocks by its own rule; empty if it can."""
+    source = next((one for one in calls if one.layer == call.source), None)
+    if source is None or source.window is None:
+        return ""
+    if (source.rule.sliding_window, source.rule.chunk) == (call.rule.sliding_window, call.rule.chunk):
+        return ""
+    return f"reads keys and values of layer {source.layer}, which keeps {source.window} tokens, but sees {call.window or 'all'}"
 
 
 def _kept_tokens(config: PreTrainedConfig) -> list[int | None]:
-    """Tokens that transformers' own cache keeps per layer; None = all."""
+    """Tokens that transformers' own cache keeps per layer; None = all, or those of another layer."""
     layers = DynamicCache(config=config).layers
-    return [layer.sliding_window if layer.is_sliding else None for layer in layers]  # type: ignore[attr-defined]
+    return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]  # type: ignore[attr-defined]
 
 
 def _cache_problem(call: LayerCall, kept: int | None, max_model_len: int) -> str:

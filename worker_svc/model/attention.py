@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
 from worker_svc.model import latent, masks
 from worker_svc.model.cache.cache_groups import LayerPlace
+from worker_svc.model.cache.layer_cache import LayerCache, of_part
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"
@@ -95,7 +96,8 @@ def _sinks(options: dict[str, Any]) -> torch.Tensor | None:
 class LayerCall:
     """One attention call as a probe saw it. `problem`: why it cannot be served; empty if it can.
 
-    `head_dim`: elements of a cached key or value; if the model's keys and values differ, of the wider.
+    `head_dim`: elements of a cached key or value; if the model's keys and values differ, of the wider. `source`: the layer
+    before it that cached the same keys and values (Gemma 3n and 4); None if they are the layer's own.
     """
 
     layer: int
@@ -105,6 +107,7 @@ class LayerCall:
     head_dim: int
     rule: AttentionRule
     problem: str
+    source: int | None = None
 
     @property
     def window(self) -> int | None:
@@ -118,6 +121,7 @@ class ProbeAttention:
     def __init__(self, num_positions: int) -> None:
         self.calls: list[LayerCall] = []
         self._num_positions = num_positions
+        self._given: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def call(
         self,
@@ -137,7 +141,9 @@ class ProbeAttention:
         rule = _rule(options, key.shape[3], window, _sinks(options), seen.chunk)
         kind = type(module).__name__
         head_dim = max(key.shape[3], value.shape[3])
-        self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], head_dim, rule, problem))
+        source = next((one for one, *pair in self._given if pair[0] is key and pair[1] is value), None)
+        self._given.append((layer, key, value))
+        self.calls.append(LayerCall(layer, kind, query.shape[1], key.shape[1], head_dim, rule, problem, source))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def _mask_problem(self, seen: masks.MaskKind, options: dict[str, Any]) -> str:
@@ -197,23 +203,17 @@ def _sinks_problem(query: torch.Tensor, options: dict[str, Any]) -> str:
 class PagedAttention:
     """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `rules`: per layer, from a probe, of which windows, chunks and sinks are used. `places`: of these layers in `pool`.
+    `caches`: by layer, where its keys and values are in `pool`.
     """
 
-    def __init__(
-        self,
-        backend: KernelBackend,
-        shape: CacheShape,
-        pool: torch.Tensor,
-        rules: Mapping[int, AttentionRule],
-        places: Mapping[int, LayerPlace],
-    ) -> None:
-        self._backend, self._shape, self._pool, self._rules, self._places = backend, shape, pool, rules, places
+    def __init__(self, backend: KernelBackend, pool: torch.Tensor, caches: Mapping[int, LayerCache]) -> None:
+        self._backend, self._pool, self._caches = backend, pool, caches
         self._batches: Sequence[AttentionBatch] = ()
+        self._of_parts: dict[tuple[int, int, int], AttentionBatch] = {}
 
     def begin(self, batches: Sequence[AttentionBatch]) -> None:
         """Set the tokens of the next forward pass, for each cache group."""
-        self._batches = batches
+        self._batches, self._of_parts = batches, {}
 
     def call(
         self,
@@ -225,16 +225,36 @@ class PagedAttention:
         options: dict[str, Any],
     ) -> torch.Tensor:
         """See Attention. Writes keys and values first."""
-        place = self._places[module.layer_idx]
-        cache, batch = self._pool[place.index], self._batches[place.group]
-        written = written_dtype(cache.dtype)
-        width = self._shape.head_dim
-        keys, values = _rows(key, width).to(written), _rows(value, width).to(written)
-        self._backend.write_kv(keys, values, cache, batch.slots, self._shape)
-        probed = self._rules[module.layer_idx]
-        rule = _rule(options, query.shape[3], probed.sliding_window, probed.sinks, probed.chunk)
-        found = self._backend.paged_attention(_rows(query, width), cache, batch, self._shape, rule)
+        own = self._caches[module.layer_idx]
+        cache, batch = own.part_of(self._pool), self._batch(own)
+        if own.writes:
+            written = written_dtype(cache.dtype)
+            keys, values = (_rows(each, own.shape.head_dim).to(written) for each in (key, value))
+            self._backend.write_kv(keys, values, cache, batch.slots, own.shape)
+        rule = _rule(options, query.shape[3], own.rule.sliding_window, own.rule.sinks, own.rule.chunk)
+        found = self._backend.paged_attention(_rows(query, own.shape.head_dim), cache, batch, own.shape, rule)
         return found[None, ..., : value.shape[3]]
+
+    def _batch(self, own: LayerCache) -> AttentionBatch:
+        """The tokens of the pass and their places in a layer's part of the pool."""
+        group, _, part, num_parts = own.place
+        if num_parts == 1:
+            return self._batches[group]
+        key = (group, part, num_parts)
+        if key not in self._of_parts:
+            self._of_parts[key] = of_part(self._batches[group], part, num_parts, own.shape.block_size)
+        return self._of_parts[key]
+
+
+def caches_of(
+    calls: Sequence[LayerCall], places: Mapping[int, LayerPlace], shapes: Mapping[int, CacheShape]
+) -> dict[int, LayerCache]:
+    """Of each layer. `places`, `shapes`: of the layers with keys and values of their own."""
+    found = {}
+    for call in calls:
+        layer = call.layer if call.source is None else call.source
+        found[call.layer] = LayerCache(places[layer], shapes[layer], call.rule, call.source is None)
+    return found
 
 
 def _rows(x: torch.Tensor, width: int) -> torch.Tensor:

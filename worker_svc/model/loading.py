@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ from worker_svc.model import architecture, attention, bundle, checkpoint, latent
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
+from worker_svc.model.cache.layer_cache import common_cache
 from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
@@ -146,13 +147,13 @@ def load(
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
     calls = model.probe(max_model_len)
     model.check_stage(max_model_len)
-    shape = architecture.check_calls(
+    shapes = architecture.check_calls(
         loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
     )
     architecture.check_hidden(loaded, model.hidden_size)
-    groups = _divided_cache(model, settings, calls, part, max_model_len)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
-    _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
+    shape, groups = _divided_cache(model, settings, calls, shapes, cache_dtype, part, max_model_len)
+    _check_attention(settings, kernels, {*shapes.values()}, (dtype, cache_dtype), calls)
     if fast is not None:
         fuse_tried(
             model,
@@ -212,14 +213,25 @@ def _opened(
 
 
 def _divided_cache(
-    model: RowModel, settings: WorkerSettings, calls: Sequence[LayerCall], part: StagePart, max_model_len: int
-) -> CacheGroups:
-    """The cache groups of the model's layers, which it uses from now on; one with several stages, which share block tables."""
-    windows = {call.layer: call.window for call in calls}
-    is_divided = part.count == 1 and settings.cache_groups
-    groups = groups_of(windows, settings.block_size, max_model_len) if is_divided else one_group(list(windows))
-    model.divide_cache(groups)
-    return groups
+    model: RowModel,
+    settings: WorkerSettings,
+    calls: Sequence[LayerCall],
+    shapes: Mapping[int, CacheShape],
+    dtype: torch.dtype,
+    part: StagePart,
+    max_model_len: int,
+) -> tuple[CacheShape, CacheGroups]:
+    """The shape of blocks and the cache groups, which the model uses from now on; one group with several stages, which share
+    block tables.
+    """
+    shape, num_parts = common_cache(shapes, dtype)
+    windows = {call.layer: call.window for call in calls if call.source is None}
+    if part.count > 1 or not settings.cache_groups:
+        groups = one_group(list(windows), num_parts)
+    else:
+        groups = groups_of(windows, settings.block_size, max_model_len, num_parts)
+    model.divide_cache(groups, shapes)
+    return shape, groups
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:
@@ -245,14 +257,15 @@ def _make_kernels(settings: WorkerSettings, device: Device, backend: str, say: C
 def _check_attention(
     settings: WorkerSettings,
     kernels: KernelBackend,
-    shape: CacheShape,
+    shapes: Iterable[CacheShape],
     dtypes: tuple[torch.dtype, torch.dtype],
     calls: Sequence[LayerCall],
 ) -> None:
     """Raise ConfigError if the attention that was asked for does not support the model; `dtypes`: of rows and of the cache."""
     taken = attention_limits(kernels)
-    if taken and (problem := taken.problem(shape, *dtypes, [call.rule for call in calls])):
-        raise _refused_attention(settings.attention_backend, problem)
+    for shape in shapes if taken else ():
+        if problem := taken.problem(shape, *dtypes, [call.rule for call in calls]):
+            raise _refused_attention(settings.attention_backend, problem)
 
 
 def _refused_attention(name: str, problem: str) -> ConfigError:

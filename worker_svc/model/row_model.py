@@ -4,7 +4,7 @@ Owns the transformers model and its connection to the paged cache. Independent o
 sampling.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from paged_kernels.backend import AttentionRule, CacheShape, KernelBackend
+from paged_kernels.backend import CacheShape, KernelBackend
 from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps, Head, KeptRows
 from paged_kernels.ranks import RankSums
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
-from worker_svc.model.cache.cache_groups import CacheGroups, LayerPlace
+from worker_svc.model.cache.cache_groups import CacheGroups
 from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
@@ -41,8 +41,8 @@ class RowModel:
     def __init__(self, model: PreTrainedModel, backend: KernelBackend) -> None:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
-        self._rules: dict[int, AttentionRule] = {}
-        self._layer_places: Mapping[int, LayerPlace] = {}
+        self._calls: Sequence[attention.LayerCall] = ()
+        self._caches: Mapping[int, attention.LayerCache] = {}
         self._past: PackedPast | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
@@ -121,14 +121,16 @@ class RowModel:
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
             if self._ends is not None:
                 self._ends.enter(places)
-            self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
+            self._model(
+                input_ids=places, position_ids=places, use_cache=False, past_key_values=past, logits_to_keep=places[0]
+            )
         self._past = past if past.is_asked else None
-        self._rules = {call.layer: call.rule for call in calls}
+        self._calls = calls
         return calls
 
-    def divide_cache(self, groups: CacheGroups) -> None:
-        """Keep keys and values of the layers by `groups`. Call it after `probe`, before `fuse` and `bind`."""
-        self._layer_places = groups.places
+    def divide_cache(self, groups: CacheGroups, shapes: Mapping[int, CacheShape]) -> None:
+        """Keep keys and values of the layers by `groups`, in these shapes. Call it after `probe`, before `fuse` and `bind`."""
+        self._caches = attention.caches_of(self._calls, groups.places, shapes)
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:
@@ -228,11 +230,11 @@ class RowModel:
         finally:
             self._uses_modules = False
 
-    def bind(self, shape: CacheShape, pool: torch.Tensor) -> None:
+    def bind(self, pool: torch.Tensor) -> None:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
         if self._fused is not None:
             self._fused.bind(pool)
-        self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._layer_places)
+        self._paged = attention.PagedAttention(self._backend, pool, self._caches)
         attention.attach(self._model, self._paged)
 
     @property

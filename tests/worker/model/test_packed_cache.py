@@ -54,7 +54,7 @@ def loaded(path: Path, **options: object) -> LoadedModel:
 
 def logits_of(model: LoadedModel) -> torch.Tensor:
     tables = of_groups(np.arange(2, dtype=np.int32)[None], model.num_groups)
-    model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
+    model.model.bind(model.new_cache(tables.size).device_pool)
     return model.model.logits(
         model_inputs(pack([Chunk(0, 0, TOKENS, samples=True)], tables, 16), torch.from_numpy(tables), FREE)
     )

@@ -33,7 +33,7 @@ def loaded(path: Path, *, backend: str = "cpu", **options: object) -> LoadedMode
 def logits_of(model: LoadedModel, chunks: list[list[int]]) -> torch.Tensor:
     """The logits of every token of a sequence that is computed chunk by chunk."""
     tables = of_groups(np.arange(-(-sum(map(len, chunks)) // BLOCK_SIZE), dtype=np.int32)[None], model.num_groups)
-    model.model.bind(model.shape, model.new_cache(tables.size).device_pool)
+    model.model.bind(model.new_cache(tables.size).device_pool)
     found, begin = [], 0
     for chunk in chunks:
         packed = pack([Chunk(0, begin, chunk)], tables, BLOCK_SIZE)

@@ -61,7 +61,7 @@ def _hidden(model: RowModel, given: Fusing, vocab_size: int) -> torch.Tensor:
     num_blocks = 2 * _width(given) * len(given.groups.windows)
     sizes = (given.groups.num_layers, 2, num_blocks, given.shape.block_elements(given.cache_dtype))
     pool = torch.zeros(sizes, dtype=given.cache_dtype, device=model.device)
-    model.bind(given.shape, pool)
+    model.bind(pool)
     return torch.cat([model.hidden([step]) for step in _steps(given, vocab_size)])
 
 

@@ -240,8 +240,9 @@ def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | No
 
 
 def _suits(dtype: torch.dtype, given: Fusing) -> bool:
-    same_heads = len({call.num_heads for call in given.calls}) == 1
+    same_heads = len({(call.num_heads, call.num_kv_heads, call.head_dim) for call in given.calls}) == 1
+    own_keys = all(call.source is None for call in given.calls)
     first = given.calls[0].layer
     in_order = [call.layer for call in given.calls] == list(range(first, first + len(given.calls)))
     sums_fit = given.sums is None or given.sums.in_programs
-    return same_heads and in_order and sums_fit and given.kernels.runs(dtype, given.cache_dtype)
+    return same_heads and own_keys and in_order and sums_fit and given.kernels.runs(dtype, given.cache_dtype)
