@@ -49,6 +49,9 @@ _TITLES = {
     "mistral4": "Mistral Small 4",
     "cohere2": "Command A, R7B",
     "glm4_moe": "GLM-4.5, 4.6, 4.7",
+    "gemma4_text": "Gemma 4 (text)",
+    "gemma3n_text": "Gemma 3n (text)",
+    "mimo_v2_flash": "MiMo-V2-Flash",
 }
 _INTRODUCTION = """\
 # Models
@@ -108,7 +111,8 @@ _NOTES = """\
 
 ## Cache groups
 
-Layers with the same window form cache groups of equally many layers, and all groups take blocks from one pool. So many times the
+Layers with the same window form cache groups of equally many layers (of layers with twice the kv heads of others, each half is a
+layer here), and all groups take blocks from one pool. So many times the
 requests fit into the same memory as with one block table for all layers, by the tokens of a request (blocks of {block_size}):
 
 {groups}
@@ -297,8 +301,12 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "soft-capped scores and logits"
     if config.get("query_pre_attn_scalar"):
         yield "custom query scale"
-    if config["model_type"] == "gpt_oss":
+    if config["model_type"] in {"gpt_oss", "mimo_v2_flash"}:
         yield "attention sinks"
+    if config.get("global_head_dim") or config["model_type"] == "mimo_v2_flash":
+        yield "layers of two shapes"
+    if config.get("num_kv_shared_layers"):
+        yield "layers that read other layers' keys and values"
     if any("llama_4_scaling_beta" in str(value) for value in config.values()) or config.get("attn_temperature_tuning"):
         yield "queries scaled by position"
     if config.get("kv_lora_rank"):

@@ -75,8 +75,7 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> int:
         """KV bytes of a token over all layers."""
-        of_layer = self.block_bytes // (self.groups.num_layers * self.question.block_size)
-        return int(of_layer * sum(map(self.groups.num_used, range(len(self.groups.layers)))))
+        return self.block_bytes * self.sizes.num_layers // (self.groups.num_layers * self.question.block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -145,8 +144,8 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
 
 def _groups(sizes: ModelSizes, question: MemoryQuestion) -> CacheGroups:
     if not (question.cache_groups and sizes.windows):
-        return one_group(range(sizes.num_layers), sizes.num_parts)
-    return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len, sizes.num_parts)
+        return one_group(range(sizes.num_layers))
+    return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len)
 
 
 def _num_tokens(groups: CacheGroups, num_blocks: int, block_size: int, max_model_len: int) -> int:

@@ -1,8 +1,8 @@
 """A model's sizes from its configuration: its class is built on torch's meta device, so no weight is read."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from paged_kernels.backend import scale_bytes
 from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, latent, stored_weights
-from worker_svc.model.cache.layer_cache import common_cache
+from worker_svc.model.cache.layer_cache import pool_layers
 from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.formats.forms import MatrixForm
 from worker_svc.model.formats.registry import format_of
@@ -48,8 +48,8 @@ class ModelSizes:
     of which a CPU keeps a packed copy; `padding_bytes`: by which packing on a CPU fills up matrices;
     `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
-    `num_attention_kinds`: different rules of attention among the layers. `num_layers`: with keys and values of their own;
-    `windows`: of each, None = the whole sequence; `num_parts`: see CacheGroups, by their numbers.
+    `num_attention_kinds`: different rules of attention among the layers. `num_layers`: of the KV cache, which may count parts of
+    layers or leave out those without keys and values of their own; `windows`: of each, None = the whole sequence.
     """
 
     name: str
@@ -73,7 +73,6 @@ class ModelSizes:
     max_model_len: int
     num_attention_kinds: int = 1
     windows: tuple[int | None, ...] = ()
-    num_parts: Mapping[int, int] = field(default_factory=dict)
 
 
 def model_sizes(
@@ -118,7 +117,7 @@ def model_sizes(
     shapes = architecture.check_calls(
         model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=longest
     )
-    shape, num_parts = common_cache(shapes, cached)
+    layers = pool_layers(shapes, {call.layer: call.window for call in calls if call.source is None}, cached)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
@@ -136,18 +135,15 @@ def model_sizes(
         padding_bytes=padding_bytes,
         num_parameters=sum(tensor.numel() for tensor in tensors),
         file_bytes=_file_bytes(found.weight_files),
-        num_layers=len(shapes),
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_layers=len(layers.windows),
+        num_kv_heads=layers.shape.num_kv_heads,
+        head_dim=layers.shape.head_dim,
         hidden_size=hidden,
-        intermediate_size=int(
-            _first(config, ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")) or 4 * hidden
-        ),
+        intermediate_size=_intermediate(config) or 4 * hidden,
         vocab_size=int(config.vocab_size),
         max_model_len=longest,
         num_attention_kinds=len({call.rule for call in calls}),
-        windows=tuple(call.window for call in calls if call.source is None),
-        num_parts={place: num_parts[layer] for place, layer in enumerate(shapes) if layer in num_parts},
+        windows=tuple(layers.windows.values()),
     )
 
 
@@ -196,6 +192,12 @@ def _first(config: Any, names: tuple[str, ...]) -> Any:
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
 
 
+def _intermediate(config: Any) -> int:
+    """Largest intermediate size of all layers; 0 if the configuration has none."""
+    found = _first(config, ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")) or 0
+    return int(max(found)) if isinstance(found, list) else int(found)
+
+
 def _weight_files(path: Path) -> tuple[Path, ...]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
@@ -231,4 +233,12 @@ def _calls(model: Any, config: Any, max_model_len: int) -> list[attention.LayerC
             "which measures its memory",
             reason="MODEL_UNSUPPORTED",
         ) from None
-    return calls
+    return [_with_chunk(call, config) for call in calls]
+
+
+def _with_chunk(call: attention.LayerCall, config: Any) -> attention.LayerCall:
+    """The call with the configured size of its chunks: transformers' masks of chunks hold tensors, which have no values here."""
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or kinds[call.layer] != "chunked_attention":
+        return call
+    return replace(call, problem="", rule=replace(call.rule, chunk=int(config.attention_chunk_size)))

@@ -1,6 +1,5 @@
 """A plan as text: the memory as a bar, the numbers behind it, and advice."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,6 @@ from rich.text import Text
 
 from quire.sizes import size_text
 from quire_tools.plan.fits import MemoryPlan
-from quire_tools.plan.model_sizes import ModelSizes
 
 _COLOURS = {
     "weights": "blue", "largest step": "magenta", "attention's workspace": "red", "buffers of swaps": "cyan",
@@ -87,21 +85,11 @@ def _blocks(plan: MemoryPlan) -> Text:
     if sizes.cache_scale_bytes:
         head = f"({head} + {sizes.cache_scale_bytes} for a scale)"
     return Text(
-        f"a token takes {size_text(plan.token_bytes)}: {_layers(sizes)} x 2 x {sizes.num_kv_heads} heads x "
+        f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
         f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
         f"{size_text(plan.block_bytes)}\n"
         f"{_held(plan)}; {plan.num_cpu_blocks} blocks of swap space"
     )
-
-
-def _layers(sizes: ModelSizes) -> str:
-    """How many layers a token has keys and values in."""
-    smaller = Counter(sizes.num_parts.values())
-    if not smaller:
-        return f"{sizes.num_layers} layers"
-    parts = [f"{count} layers of 1/{num_parts} the size" for num_parts, count in sorted(smaller.items())]
-    whole = sizes.num_layers - smaller.total()
-    return f"({' + '.join([f'{whole} layers'] * (whole > 0) + parts)})"
 
 
 def _held(plan: MemoryPlan) -> str:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "mixtral", "qwen3_moe",
     "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2",
-    "glm4_moe",
+    "glm4_moe", "gemma4_text", "gemma3n_text", "mimo_v2_flash",
 )  # fmt: skip
 MIXTURES = (
     "mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "glm4_moe",
+    "mimo_v2_flash",
 )  # fmt: skip
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
@@ -174,6 +175,45 @@ CONFIGS: dict[str, dict[str, object]] = {
     # Windows with positions, full layers without; attention and gated part side by side.
     "cohere2": gated(
         "cohere2", head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    # Heads of full layers are twice as wide; the last layers read the keys and values of earlier ones of their type.
+    "gemma4_text": gated(
+        "gemma4_text",
+        num_hidden_layers=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        head_dim=16,
+        global_head_dim=32,
+        num_kv_shared_layers=2,
+        sliding_window=SLIDING_WINDOW,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+    ),
+    "gemma3n_text": gated(
+        "gemma3n_text",
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        intermediate_size=[2 * HIDDEN] * 4,
+        activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0],
+        head_dim=16,
+        num_kv_shared_layers=2,
+        sliding_window=SLIDING_WINDOW,
+        hidden_size_per_layer_input=16,
+        laurel_rank=8,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+    ),
+    # Windowed layers have twice the kv heads, and sinks; keys are wider than values.
+    "mimo_v2_flash": gated(
+        "mimo_v2_flash",
+        num_hidden_layers=4,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+        num_key_value_heads=1,
+        head_dim=24,
+        v_head_dim=16,
+        sliding_window=SLIDING_WINDOW,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=HIDDEN,
     ),
     "glm4_moe": gated(
         "glm4_moe",

@@ -6,6 +6,12 @@ def windows(num_layers: int, every: int, window: int) -> dict[int, int | None]:
     return {layer: None if layer % every == every - 1 else window for layer in range(num_layers)}
 
 
+def _in_parts(of_layers: dict[int, int | None], count: int) -> dict[int, int | None]:
+    """Each windowed layer `count` times."""
+    each = [window for window in of_layers.values() for _ in range(1 if window is None else count)]
+    return dict(enumerate(each))
+
+
 SHAPES = {
     "gemma-3-1b": windows(26, 6, 512),
     "gemma-3-4b": windows(34, 6, 1024),
@@ -15,4 +21,7 @@ SHAPES = {
     "gpt-oss-120b": windows(36, 2, 128),
     "gemma-2-9b": windows(42, 2, 4096),
     "cohere2-7b": windows(32, 4, 4096),
+    # As layers of the pool (worker_svc/model/cache/layer_cache.py): windowed layers of two parts, with twice the elements.
+    "gemma-4-26b-a4b": _in_parts(windows(30, 6, 1024), 2),
+    "mimo-v2-flash": _in_parts({layer: 128 if layer % 6 != 5 and layer else None for layer in range(48)}, 2),
 }

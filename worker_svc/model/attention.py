@@ -6,7 +6,7 @@ records them, and the paged one writes keys and values into blocks and attends o
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +15,8 @@ from transformers import AttentionInterface
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, KernelBackend, written_dtype
 from worker_svc.model import latent, masks
-from worker_svc.model.cache.cache_groups import LayerPlace
-from worker_svc.model.cache.layer_cache import LayerCache, of_part
+from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.cache.layer_cache import LayerCache, PoolLayers, of_part
 
 NAME = "quire_paged"
 _SLOT = "quire_attention"
@@ -203,10 +203,10 @@ def _sinks_problem(query: torch.Tensor, options: dict[str, Any]) -> str:
 class PagedAttention:
     """Attention over the paged cache. Call `begin` before each forward pass.
 
-    `caches`: by layer, where its keys and values are in `pool`.
+    `caches`: by layer, where its keys and values are in `pool`, each for an equal share of its kv heads, in order.
     """
 
-    def __init__(self, backend: KernelBackend, pool: torch.Tensor, caches: Mapping[int, LayerCache]) -> None:
+    def __init__(self, backend: KernelBackend, pool: torch.Tensor, caches: Mapping[int, Sequence[LayerCache]]) -> None:
         self._backend, self._pool, self._caches = backend, pool, caches
         self._batches: Sequence[AttentionBatch] = ()
         self._of_parts: dict[tuple[int, int, int], AttentionBatch] = {}
@@ -225,7 +225,20 @@ class PagedAttention:
         options: dict[str, Any],
     ) -> torch.Tensor:
         """See Attention. Writes keys and values first."""
-        own = self._caches[module.layer_idx]
+        caches = self._caches[module.layer_idx]
+        shares = zip(*(each.chunk(len(caches), 1) for each in (query, key, value)), caches, strict=True)
+        found = [self._share(*share, options) for share in shares]
+        return found[0] if len(found) == 1 else torch.cat(found, 2)
+
+    def _share(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        own: LayerCache,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attention of some kv heads and of their queries."""
         cache, batch = own.part_of(self._pool), self._batch(own)
         if own.writes:
             written = written_dtype(cache.dtype)
@@ -236,25 +249,39 @@ class PagedAttention:
         return found[None, ..., : value.shape[3]]
 
     def _batch(self, own: LayerCache) -> AttentionBatch:
-        """The tokens of the pass and their places in a layer's part of the pool."""
-        group, _, part, num_parts = own.place
-        if num_parts == 1:
-            return self._batches[group]
-        key = (group, part, num_parts)
+        """The tokens of the pass and their places in the cache."""
+        batch, spot = self._batches[own.place.group], own.spot
+        if spot.num_parts == 1:
+            return batch
+        key = (own.place.group, spot.part, spot.num_parts)
         if key not in self._of_parts:
-            self._of_parts[key] = of_part(self._batches[group], part, num_parts, own.shape.block_size)
+            self._of_parts[key] = of_part(batch, spot.part, spot.num_parts, own.shape.block_size)
         return self._of_parts[key]
 
 
 def caches_of(
-    calls: Sequence[LayerCall], places: Mapping[int, LayerPlace], shapes: Mapping[int, CacheShape]
-) -> dict[int, LayerCache]:
-    """Of each layer. `places`, `shapes`: of the layers with keys and values of their own."""
-    found = {}
-    for call in calls:
-        layer = call.layer if call.source is None else call.source
-        found[call.layer] = LayerCache(places[layer], shapes[layer], call.rule, call.source is None)
-    return found
+    calls: Sequence[LayerCall], shapes: Mapping[int, CacheShape], layers: PoolLayers, groups: CacheGroups
+) -> dict[int, list[LayerCache]]:
+    """Of each layer. `shapes`: of the layers with keys and values of their own; `groups`: of the pool's layers."""
+    places = groups.places
+
+    def of_call(call: LayerCall) -> list[LayerCache]:
+        source = call.layer if call.source is None else call.source
+        spots = layers.spots[source]
+        shape = replace(shapes[source], num_kv_heads=shapes[source].num_kv_heads // len(spots))
+        return [
+            LayerCache(places[spot.pool_layer], shape, rule, call.source is None, spot)
+            for spot, rule in zip(spots, _rules(call.rule, len(spots)), strict=True)
+        ]
+
+    return {call.layer: of_call(call) for call in calls}
+
+
+def _rules(rule: AttentionRule, count: int) -> list[AttentionRule]:
+    """The rule of each share of the heads."""
+    if rule.sinks is None:
+        return [rule] * count
+    return [replace(rule, sinks=sinks.contiguous()) for sinks in rule.sinks.chunk(count)]
 
 
 def _rows(x: torch.Tensor, width: int) -> torch.Tensor:

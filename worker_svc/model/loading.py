@@ -32,7 +32,7 @@ from worker_svc.model import architecture, attention, bundle, checkpoint, latent
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
-from worker_svc.model.cache.layer_cache import common_cache
+from worker_svc.model.cache.layer_cache import pool_layers
 from worker_svc.model.decoder import text_half
 from worker_svc.model.fused.equivalence_check import fuse_tried
 from worker_svc.model.fused.fused_decoder import Fusing
@@ -224,14 +224,13 @@ def _divided_cache(
     """The shape of blocks and the cache groups, which the model uses from now on; one group with several stages, which share
     block tables.
     """
-    shape, num_parts = common_cache(shapes, dtype)
-    windows = {call.layer: call.window for call in calls if call.source is None}
+    layers = pool_layers(shapes, {call.layer: call.window for call in calls if call.source is None}, dtype)
     if part.count > 1 or not settings.cache_groups:
-        groups = one_group(list(windows), num_parts)
+        groups = one_group(list(layers.windows))
     else:
-        groups = groups_of(windows, settings.block_size, max_model_len, num_parts)
-    model.divide_cache(groups, shapes)
-    return shape, groups
+        groups = groups_of(layers.windows, settings.block_size, max_model_len)
+    model.divide_cache(shapes, layers, groups)
+    return layers.shape, groups
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:

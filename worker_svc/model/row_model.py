@@ -21,6 +21,7 @@ from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.cache.layer_cache import LayerCache, PoolLayers
 from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
@@ -42,7 +43,7 @@ class RowModel:
         self._model, self._backend, self._device = model, backend, model.device
         self._paged: attention.PagedAttention | None = None
         self._calls: Sequence[attention.LayerCall] = ()
-        self._caches: Mapping[int, attention.LayerCache] = {}
+        self._caches: Mapping[int, Sequence[LayerCache]] = {}
         self._past: PackedPast | None = None
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
@@ -128,9 +129,9 @@ class RowModel:
         self._calls = calls
         return calls
 
-    def divide_cache(self, groups: CacheGroups, shapes: Mapping[int, CacheShape]) -> None:
-        """Keep keys and values of the layers by `groups`, in these shapes. Call it after `probe`, before `fuse` and `bind`."""
-        self._caches = attention.caches_of(self._calls, groups.places, shapes)
+    def divide_cache(self, shapes: Mapping[int, CacheShape], layers: PoolLayers, groups: CacheGroups) -> None:
+        """Keep keys and values of layers of these shapes in `layers` of the pool. Call it after `probe`, before `bind`."""
+        self._caches = attention.caches_of(self._calls, shapes, layers, groups)
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:

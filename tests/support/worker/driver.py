@@ -18,6 +18,7 @@ from worker_svc.rows.batch import StepBatch
 from worker_svc.settings import WorkerSettings
 
 BLOCK_SIZE = 16
+_MOST_GROUPS = 32
 
 
 def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEn
 
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
     """A loaded, profiled and allocated engine, with so many blocks for each cache group."""
-    engine = new_engine(path, num_blocks=num_blocks, **settings)
+    engine = new_engine(path, num_blocks=num_blocks * _MOST_GROUPS, **settings)
     num_groups = len(engine.load(lambda _stage, _fraction: None).cache_windows) or 1
     engine.profile(64, 8)
     engine.allocate(num_blocks * num_groups, num_cpu_blocks * num_groups)

@@ -19,6 +19,7 @@ from tests.worker.engine.families import Family, prompts_of
 
 _LONG, _SHORT = 100, 50
 _NUM_BLOCKS, _NUM_BLOCKS_OF_GROUPS = 26, 52
+_OF_MANY_GROUPS = {"gemma4_text": 140, "mimo_v2_flash": 104}
 _LENGTHS = (8, 17, 30)
 _BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
 
@@ -141,7 +142,7 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
         and len(set(getattr(family.reference.config.get_text_config(), "layer_types", None) or ())) > 1
     )
     settings = {
-        "num_blocks": _NUM_BLOCKS_OF_GROUPS if has_groups else _NUM_BLOCKS,
+        "num_blocks": _OF_MANY_GROUPS.get(family.name, _NUM_BLOCKS_OF_GROUPS) if has_groups else _NUM_BLOCKS,
         "max_model_len": 256,
         "cache_groups": serving.cache_groups,
     }

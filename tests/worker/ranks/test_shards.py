@@ -97,6 +97,7 @@ def test_quantized_experts_are_divided(tmp_path: Path) -> None:
         ("mixtral", 2, {"num_local_experts": 5}, "2 ranks do not divide the model's 5 experts; use 1, 5"),
         ("qwen3_moe", 4, {"num_local_experts": 6}, "4 ranks do not divide the model's 6 experts; use 1, 2, 3, 6"),
         ("phimoe", 2, {}, "transformers' plan does not say how to divide model.layers.0.self_attn.q_proj.weight"),
+        ("gemma4_text", 2, {}, "the model's layers differ in the sizes of their heads"),
         ("gpt2", 2, {}, "transformers has no tensor-parallel plan for GPT2LMHeadModel; serve it with one rank"),
         ("gpt_neox", 2, {}, "GPTNeoXForCausalLM does not divide layers.*.attention.query_key_value"),
     ],

@@ -237,6 +237,14 @@ def test_more_stages_than_layers_are_refused(llama: Path) -> None:
         staged(found, model_class(found), 0, 3)
 
 
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma3n_text"])
+def test_layers_that_read_keys_of_others_are_refused(family: str, tmp_path: Path) -> None:
+    """They may be of another stage."""
+    found = open_checkpoint(make_checkpoint(family, tmp_path / family))
+    with pytest.raises(ConfigError, match="--pipeline-parallel: layers read keys and values of layers before them"):
+        staged(found, model_class(found), 0, 2)
+
+
 def test_layers_that_read_tokens_are_refused(llama: Path) -> None:
     """A decoder whose layers behind the first stage get more than hidden states and positions."""
     found = open_checkpoint(llama)

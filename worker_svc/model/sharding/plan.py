@@ -68,6 +68,8 @@ def _fewer_heads(found: Checkpoint, size: int) -> PreTrainedConfig:
     """The configuration with a rank's share of heads."""
     config = copy.deepcopy(found.config)
     text = config.get_text_config(decoder=True)
+    if getattr(text, "is_heterogeneous", False):
+        raise refused("the model's layers differ in the sizes of their heads; serve it with one rank")
     heads = _size(text, "num_attention_heads", size)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     if kv_heads % size and size % kv_heads:

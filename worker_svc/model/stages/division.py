@@ -67,11 +67,16 @@ def staged(
 ) -> tuple[Checkpoint, type[PreTrainedModel], StagePart]:
     """The checkpoint as a stage reads it, the class of its model, and its part. Unchanged for a single stage.
 
-    Raises ConfigError for more stages than layers, and for a decoder without one list of all layers.
+    Raises ConfigError for more stages than layers, for a decoder without one list of all layers, and for layers that read
+    the keys and values of others.
     """
     part = part_of(found.text_config.num_hidden_layers, number, count)
     if count == 1:
         return found, cls, part
+    if getattr(found.text_config, "num_kv_shared_layers", None):
+        raise refused(
+            "layers read keys and values of layers before them, which may be of another stage; serve it with one stage"
+        )
     config = copy.deepcopy(found.config)
     keeps_tie = part.is_last and config.get_text_config(decoder=True).tie_word_embeddings
     if not keeps_tie:
