@@ -20,6 +20,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "BAD_LIMIT",
         "BAD_POLICY",
         "BLOCKS_IN_USE",
+        "CACHE_SHAPES",
         "CACHE_TOO_SMALL",
         "CUT_SHORT",
         "FIXED_AT_START",
