@@ -81,7 +81,7 @@ class StepRunner:
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
         self._stages = stages
-        is_plain = isinstance(queue, HostQueue) and stages is None
+        is_plain = isinstance(queue, HostQueue) and stages is None and not self._proposer.follows
         self._plain = PlainDecode(model, rows, draws) if is_plain else None
         rows.guard(_task_guard(model.hidden_size))
 
@@ -119,7 +119,7 @@ class StepRunner:
             if not batch.changes.is_empty:
                 self._follow(batch)
                 self._move_blocks(batch, step.timings)
-            drafts = self._drafts(batch) if batch.num_drafts.any() else []
+            drafts = self._drafts(batch, step.timings) if batch.num_drafts.any() else []
         except BaseException:
             self._void(batch)
             raise
@@ -143,14 +143,13 @@ class StepRunner:
         )
 
     def _follow(self, batch: StepBatch) -> None:
-        """Add and remove per-row state (sampler, pools, proposer) as rows are added and removed."""
+        """Add and remove per-row state (sampler, pools) as rows are added and removed."""
         changes = batch.changes
         self._sampler.follow(changes)
         if self._recorded is not None:
             self._recorded.follow(changes)
         if len(changes.removed):
             self._pools.forget(changes.removed)
-            self._proposer.forget(changes.removed)
         if changes.added is not None:
             tasks = changes.added.options.tasks
             for i in np.flatnonzero(tasks).tolist():
@@ -163,13 +162,16 @@ class StepRunner:
         self._cache.move(swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist())
         timings.cache_ns += clock.monotonic_ns() - begin_ns
 
-    def _drafts(self, batch: StepBatch) -> list[IntArray]:
+    def _drafts(self, batch: StepBatch, timings: Timings) -> list[IntArray]:
         """Draft tokens for the rows that are to have some, in batch order, proposed from known tokens only."""
+        begin_ns = clock.monotonic_ns()
         rows = batch.rows[batch.num_drafts > 0]
         counts = batch.num_drafts[batch.num_drafts > 0]
         known = [self._rows.token_ids[row, : self._rows.num_known[row]] for row in rows.tolist()]
         asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
-        return self._proposer.propose(asks)
+        drafts = self._proposer.propose(asks)
+        timings.model_ns += clock.monotonic_ns() - begin_ns
+        return drafts
 
     # --- launching a decode step -------------------------------------------------------------------------------------
 
@@ -182,6 +184,7 @@ class StepRunner:
                 plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
                 with self._sampler.masks_beside(plan) as masks:
                     computed = self._forward.compute(batch, step.timings)
+                    self._follow_drafts(batch, step.timings)
                 begin_ns = clock.monotonic_ns()
                 flight = self._flight(batch, computed, plan, masks)
                 step.timings.sample_ns += clock.monotonic_ns() - begin_ns
@@ -197,6 +200,12 @@ class StepRunner:
             self._land_all()
         else:
             flight.promise = self._rows.promise(batch)
+
+    def _follow_drafts(self, batch: StepBatch, timings: Timings) -> None:
+        if self._proposer.follows:
+            begin_ns = clock.monotonic_ns()
+            self._proposer.follow(batch)
+            timings.model_ns += clock.monotonic_ns() - begin_ns
 
     def _flight(
         self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None
