@@ -20,6 +20,7 @@ from worker_svc.device.kept_inputs import BlockTables, LastTokens
 from worker_svc.device.queue import DeviceQueue, HostQueue
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
+from worker_svc.executor.model_drafts import ModelDrafts
 from worker_svc.executor.plain_decode import PlainDecode
 from worker_svc.executor.recorded_decode import RecordedDecode
 from worker_svc.executor.stage_draws import StageDraws
@@ -27,7 +28,8 @@ from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
-from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.cache.joint_cache import Cache
+from worker_svc.model.drafts.draft_model import BoundDrafts
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.row_model import RowModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns
@@ -54,7 +56,7 @@ class StepRunner:
     def __init__(
         self,
         model: RowModel,
-        cache: CacheEngine,
+        cache: Cache,
         rows: RowTable,
         rule: RowRule,
         *,
@@ -65,17 +67,20 @@ class StepRunner:
         greedy: GreedyKernel = torch_greedy,
         recorded: RecordedSteps | None = None,
         stages: StageDraws | None = None,
+        drafts: BoundDrafts | None = None,
     ) -> None:
-        """`stages`: of a pipeline; None = the whole model is here."""
+        """`stages`: of a pipeline; None = the whole model is here. `drafts`: what proposes in place of `proposer`."""
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
         self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
-        self._proposer = proposer or NgramProposer()
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         kept = None if recorded is None else recorded.kept
         self._last_tokens = LastTokens(device, None if kept is None else kept.token_ids)
         tables = BlockTables(rows, queue, device, None if kept is None else kept.block_tables)
+        self._proposer = proposer or NgramProposer()
+        if drafts is not None:
+            self._proposer = ModelDrafts(drafts, rows, queue, tables, self._last_tokens, draws)
         self._recorded = None if recorded is None else RecordedDecode(recorded, rows, queue, tables, self._last_tokens)
         self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens, self._recorded)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()

@@ -48,6 +48,7 @@ loading = options_of(
         _MODEL: (
             *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend"),
             *("attention_backend", "device", "num_threads", "fuse", "weight_cache", "cache_groups", "invariant"),
+            *("draft_model", "drafts"),
         )
     },
 )
