@@ -97,7 +97,9 @@ class ModelDrafts:
         return packed if self.drafts.kept is None else _moved_back(packed, self.table)
 
     def _inputs(self, packed: PackedTokens) -> list[ModelInput]:
-        inputs = model_inputs(packed, self.block_tables.now(), FREE, self.queue.upload)
+        """Of the first cache group alone, which has blocks for all tokens."""
+        packed, tables = replace(packed, slots=packed.slots[:1]), self.block_tables.now()[:1]
+        inputs = model_inputs(packed, tables, FREE, self.queue.upload)
         for step in inputs:
             if step.unread is not None:
                 self.last_tokens.fill(step.token_ids[0], *step.unread)
