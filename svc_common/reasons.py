@@ -22,6 +22,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "BLOCKS_IN_USE",
         "CACHE_TOO_SMALL",
         "CUT_SHORT",
+        "DRAFTS_UNSUPPORTED",
         "FIXED_AT_START",
         "GRAMMAR_LIMIT",
         "HEADER_TOO_LARGE",

@@ -92,7 +92,9 @@ def main(
     with TemporaryDirectory() as folder:
         found = measure(Path(folder), **sizes)  # type: ignore[arg-type]
     if as_json:
-        sys.stdout.write(json.dumps({**report.provenance(), **sizes, "proposers": found}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({**report.provenance(), "benchmark": "drafts", **sizes, "proposers": found}, indent=2) + "\n"
+        )
         return
     table = Table("proposer", "steps", "saved", "draft tokens right")
     for name, each in found.items():

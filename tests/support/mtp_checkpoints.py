@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with an MTP head, whose last layer is a decoder layer of the model under the head's names."""
+"""Tiny random checkpoints with an MTP head, the layer of which is one more decoder layer of the model, under the head's names."""
 
 import json
 from collections.abc import Mapping

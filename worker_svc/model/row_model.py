@@ -21,8 +21,8 @@ from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups, LayerPlace
+from worker_svc.model.cache.joint_cache import KeptStates
 from worker_svc.model.decoder.part import PackedPast, decoder_of
-from worker_svc.model.drafts.kept_states import KeptStates
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear

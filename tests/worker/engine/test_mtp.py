@@ -72,7 +72,7 @@ def head_of(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[Model
 
     def watched(inputs: object) -> tuple[torch.Tensor, torch.Tensor]:
         found = compute(inputs)
-        seen.append(found[0].clone())
+        seen.append(found[0].cpu())
         return found
 
     monkeypatch.setattr(proposer.drafts.made.model, "logits_and_hidden", watched)
@@ -128,4 +128,4 @@ def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     """The error names the option, and what to use instead."""
     with pytest.raises(ConfigError, match=r"--drafts mtp: .* no MTP head") as caught:
         make_engine(make_checkpoint("deepseek_v3", tmp_path / "model"), drafts="mtp")
-    assert caught.value.reason == "NO_MTP_HEAD"
+    assert caught.value.reason == "DRAFTS_UNSUPPORTED"

@@ -1,4 +1,8 @@
-"""Pools of different shapes whose blocks have the same ids: what is moved of one is moved of all."""
+"""Pools of different shapes with the same block ids: what is moved of one is moved of all.
+
+One may hold the model's last hidden states, each in the block of its token, for an MTP head: so prefix hits, swaps, copies and
+moves of blocks carry the states that the head needs where a sequence goes on.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -70,3 +74,24 @@ class JointCache:
 
 
 Cache = CacheEngine | JointCache
+
+
+def states_shape(block_size: int, hidden_size: int) -> CacheShape:
+    """The shape of a block's hidden states in a `CacheEngine`: half of a state is stored as a key, half as a value."""
+    return CacheShape(block_size, 1, hidden_size // 2)
+
+
+class KeptStates:
+    """Last hidden states by slot, in `pool`, [1, 2, num_blocks, block size * hidden size / 2]."""
+
+    def __init__(self, pool: torch.Tensor, block_size: int) -> None:
+        self._halves = pool.view(2, pool.shape[2] * block_size, -1)
+
+    def put(self, states: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store `states` [T, hidden size] of the tokens at `slots` [T]."""
+        halves = states.to(self._halves.dtype).unflatten(1, (2, -1)).transpose(0, 1)
+        self._halves.index_copy_(1, slots, halves)
+
+    def take(self, slots: torch.Tensor) -> torch.Tensor:
+        """States [T, hidden size] of the tokens at `slots` [T]."""
+        return self._halves.index_select(1, slots).transpose(0, 1).flatten(1)

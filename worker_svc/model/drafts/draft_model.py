@@ -14,9 +14,7 @@ from worker_svc.engine import Progress
 from worker_svc.model import architecture, attention, checkpoint, loading, memory
 from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.cache.cache_groups import FULL, one_group
-from worker_svc.model.cache.joint_cache import JointCache
-from worker_svc.model.drafts import kept_states
-from worker_svc.model.drafts.kept_states import KeptStates
+from worker_svc.model.cache.joint_cache import JointCache, KeptStates, states_shape
 from worker_svc.model.drafts.mtp_head import MtpInput, load_head
 from worker_svc.model.loading import LoadedModel
 from worker_svc.model.row_model import RowModel
@@ -130,7 +128,7 @@ def _model(
             f"--draft-model: {error.message.replace('--model ', '')}", reason=error.reason, metadata=error.metadata
         ) from error
     _check_vocabulary(settings, draft, loaded)
-    _check_window(draft.limits.sliding_window, loaded)
+    _check_window("model", draft.limits.sliding_window, loaded)
     pool = PoolShape(draft.shape, draft.groups.num_layers, draft.cache_dtype)
     return DraftModel(draft.model, (pool,), draft.model.weight_bytes)
 
@@ -145,7 +143,7 @@ def _check_vocabulary(settings: WorkerSettings, draft: LoadedModel, loaded: Load
         return
     raise ConfigError(
         f"--draft-model {settings.draft_model} {problem}: use a smaller model of the same family, or --drafts ngram",
-        reason="DRAFT_VOCABULARY",
+        reason="DRAFTS_UNSUPPORTED",
     )
 
 
@@ -155,15 +153,15 @@ def _vocabulary(bundle: bytes) -> dict[str, int]:
     return found
 
 
-def _check_window(window: int, loaded: LoadedModel) -> None:
+def _check_window(name: str, window: int, loaded: LoadedModel) -> None:
     """Raise ConfigError if blocks that drafts need are freed. `window`: the largest of the draft layers, 0 = none."""
     first, held = loaded.groups.windows[0], loaded.limits.sliding_window
     if first == FULL and (not held or 0 < window <= held):
         return
     raise ConfigError(
-        f"--drafts {'model or mtp'}: the model keeps only blocks of its last {held or first} tokens, and drafts need more; "
+        f"--drafts {name}: the model keeps only blocks of its last {held or first} tokens, and drafts need more; "
         "use --drafts ngram",
-        reason="DRAFT_WINDOW",
+        reason="DRAFTS_UNSUPPORTED",
     )
 
 
@@ -179,6 +177,6 @@ def _head(settings: WorkerSettings, loaded: LoadedModel, device: Device) -> Draf
         made, config, calls, range(1), block_size=settings.block_size, max_model_len=loaded.limits.max_model_len
     )
     model.divide_cache(one_group([0]))
-    _check_window(architecture.sliding_window(calls), loaded)
-    states = PoolShape(kept_states.shape_of(settings.block_size, model.hidden_size), 1, loaded.dtype)
+    _check_window("mtp", architecture.sliding_window(calls), loaded)
+    states = PoolShape(states_shape(settings.block_size, model.hidden_size), 1, loaded.dtype)
     return DraftModel(model, (PoolShape(shape, 1, loaded.cache_dtype), states), weight_bytes, states_input)

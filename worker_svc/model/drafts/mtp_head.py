@@ -98,7 +98,7 @@ def load_head(
         raise ConfigError(
             f"--drafts mtp: {found.path} has no MTP head that is known (as of DeepSeek-V3, GLM-4.5, MiMo-V2-Flash, Qwen3-Next); "
             "use --draft-model, or --drafts ngram",
-            reason="NO_MTP_HEAD",
+            reason="DRAFTS_UNSUPPORTED",
         )
     layer = layout.layer_weights(tensors, config.num_hidden_layers)
     one = _one_layer(config, layout, has_experts=any(".experts." in name for name in layer.values()))
@@ -130,15 +130,15 @@ def _input(
         name = layout.of(part, num_layers)
         if name not in tensors:
             raise ConfigError(
-                f"--drafts mtp: the checkpoint lacks {name}; use another copy of it", reason="NO_MTP_HEAD"
+                f"--drafts mtp: the checkpoint lacks {name}; use another copy of it", reason="DRAFTS_UNSUPPORTED"
             )
         return nn.Parameter(_dequantized(tensors[name]).to(model.device, model.dtype), requires_grad=False)
 
     final_norm = decoder_of(model).norm
     norms = []
     for part in (layout.embed_norm, layout.hidden_norm):
-        norm = copy.deepcopy(final_norm)
-        norm.weight = read(part)
+        norm = copy.copy(final_norm)
+        norm._parameters = {"weight": read(part)}
         norms.append(norm)
     weight = read(layout.projection)
     projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
