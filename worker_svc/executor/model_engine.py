@@ -165,6 +165,7 @@ class ModelEngine:
         loaded = self._need_loaded()
         limits = loaded.limits
         own = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        loaded.model.bind(loaded.shape, own.device_pool)
         drafts = None if self._drafts is None else self._drafts.bind(own, loaded, num_cpu_blocks)
         self._cache = own if drafts is None else drafts.cache
         self._cache.expect(0)
@@ -179,7 +180,6 @@ class ModelEngine:
             )
         )
         self._need_adapters().guard(self._rows)
-        loaded.model.bind(loaded.shape, self._cache.device_pool)
         recorded = None
         if drafts is None or drafts.kept is None:  # recorded steps keep no hidden states
             recorded = profile.record_decode_steps(loaded, own.device_pool, self._max_num_seqs, self._progress)

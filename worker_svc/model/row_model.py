@@ -233,13 +233,14 @@ class RowModel:
 
     def bind(self, shape: CacheShape, pool: torch.Tensor) -> None:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
+        self._kept = None  # kept beside another pool
         if self._fused is not None:
             self._fused.bind(pool)
         self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._layer_places)
         attention.attach(self._model, self._paged)
 
     def keep_states(self, kept: KeptStates) -> None:
-        """Store the last hidden states of each pass from now on. Not those of `decode` and of recorded steps."""
+        """Store the last hidden states of each pass from now on, until `bind`. Not those of `decode` and of recorded steps."""
         self._kept = kept
         self._hidden.on_seen = self._keep
 

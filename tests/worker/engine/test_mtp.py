@@ -89,6 +89,8 @@ def test_logits_are_those_of_the_formulas(family: str, tmp_path: Path, monkeypat
     path = make_mtp_checkpoint(family, tmp_path / "model")
     dense = DenseHead(path, DEEPSEEK, f"model.layers.{LAYERS}.")
     engine = make_engine(path, dtype="float32", drafts="mtp")
+    engine.profile(64, 8)  # in a cache of its own, while hidden states would be kept
+    engine.allocate(160, 40)
     proposer, seen = head_of(engine, monkeypatch)
     driver = Driver(engine)
     driver.add("other", PROMPT[5:], num_tokens=9)
