@@ -10,6 +10,7 @@ from quire import LLM, SamplingParams
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import make_checkpoint
 from tests.support.mtp_checkpoints import make_mtp_checkpoint
+from worker_svc.settings import WorkerSettings
 
 SHARED = [(7 * i) % 250 for i in range(40)]
 PROMPTS = [SHARED, [*SHARED[:32], 9, 8, 7], list(range(30, 80)), [*SHARED[:33], 1], [5], SHARED[:20]]
@@ -144,3 +145,10 @@ def test_what_does_not_go_together_is_refused(folder: Path, llama: Path) -> None
     ):
         with pytest.raises(ConfigError, match=said):
             run(model, 3, **settings)
+
+
+def test_ranks_have_no_draft_model(llama: Path) -> None:
+    """Before anything is loaded."""
+    for drafts in ({"draft_model": llama}, {"drafts": "mtp"}):
+        with pytest.raises(ConfigError, match="--drafts: a worker of 2 ranks has no draft model and no MTP head"):
+            WorkerSettings.of(model=llama, tensor_parallel=2, **drafts)

@@ -1,5 +1,6 @@
 """The MTP head of a checkpoint: its logits are those of the formulas, and tokens are the same with and without."""
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from svc_common.errors import ConfigError
-from tests.support.checkpoints import LAYERS, make_checkpoint
-from tests.support.mtp_checkpoints import OF_QWEN, PARTS, make_mtp_checkpoint, make_qwen3_next
+from tests.support.checkpoints import LAYERS, SLIDING_WINDOW, make_checkpoint
+from tests.support.mtp_checkpoints import OF_MIMO, OF_QWEN, PARTS, make_mimo, make_mtp_checkpoint, make_qwen3_next
 from tests.support.worker.driver import Driver, make_engine
 from worker_svc.executor.model_drafts import ModelDrafts
 from worker_svc.executor.model_engine import ModelEngine
@@ -23,7 +24,8 @@ PROMPT = list(b"def main(argv):\n    return 0\n  ")
 class DenseHead:
     """The head by the formulas of section 2.2 of the DeepSeek-V3 report, over whole sequences, without a cache."""
 
-    def __init__(self, path: Path, names: dict[str, str], layer_prefix: str, kind: str | None = None) -> None:
+    def __init__(self, path: Path, names: dict[str, str], layer: dict[str, str]) -> None:
+        """`names`: of its own weights. `layer`: the prefix of its layer, with "", and other names to replace."""
         self.main = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
         weights = load_file(path / "model.safetensors")
         self.parts = {part: weights[f"{name}.weight"] for part, name in names.items()}
@@ -34,12 +36,14 @@ class DenseHead:
             if getattr(longer, field, None):
                 setattr(longer, field, [*getattr(longer, field), getattr(longer, field)[-1]])
         renamed = {
-            name.replace(layer_prefix, f"model.layers.{LAYERS}."): tensor
-            for name, tensor in weights.items()
-            if name.removesuffix(".weight") not in names.values()
+            name: tensor for name, tensor in weights.items() if name.removesuffix(".weight") not in names.values()
         }
+        for before, after in layer.items():
+            new = after or f"model.layers.{LAYERS}."
+            renamed = {name.replace(before, new): tensor for name, tensor in renamed.items()}
         whole = type(self.main).from_pretrained(None, config=longer, state_dict=renamed).eval().float()
         self.layer = whole.model.layers[LAYERS]
+        self.rotary = self.main.model.rotary_emb
         self.adds_one = type(self.main.model.norm).__name__ == "Qwen3NextRMSNorm"
 
     def norm(self, x: torch.Tensor, part: str) -> torch.Tensor:
@@ -57,7 +61,8 @@ class DenseHead:
         x = (joined @ self.parts[PARTS[0]].T)[None]
         places = torch.arange(len(tokens))[None]
         mask = torch.full((len(tokens), len(tokens)), float("-inf")).triu(1)[None, None]
-        rotary = self.main.model.rotary_emb(x, places)
+        kind = {"layer_type": "sliding_attention"} if "layer_type" in signature(self.rotary.forward).parameters else {}
+        rotary = self.rotary(x, places, **kind)
         out = self.layer(x, position_embeddings=rotary, attention_mask=mask, position_ids=places)
         out = out[0] if isinstance(out, tuple) else out
         own = self.norm(out[0], PARTS[3])
@@ -87,7 +92,7 @@ DEEPSEEK = {part: f"model.layers.{LAYERS}.{part}" for part in PARTS}
 def test_logits_are_those_of_the_formulas(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt in chunks, then two steps: two draft tokens, of which the second has the head's own state."""
     path = make_mtp_checkpoint(family, tmp_path / "model")
-    dense = DenseHead(path, DEEPSEEK, f"model.layers.{LAYERS}.")
+    dense = DenseHead(path, DEEPSEEK, {})
     engine = make_engine(path, dtype="float32", drafts="mtp")
     engine.profile(64, 8)  # in a cache of its own, while hidden states would be kept
     engine.allocate(160, 40)
@@ -114,16 +119,23 @@ def test_logits_are_those_of_the_formulas(family: str, tmp_path: Path, monkeypat
 
 
 @torch.inference_mode()
-def test_names_of_qwen3_next(tmp_path: Path) -> None:
-    """Its norms have weights around zero, and its names are others: the same formulas, without a cache."""
-    path = make_qwen3_next(tmp_path / "model")
-    dense = DenseHead(path, {part: f"mtp.{name}" for part, name in OF_QWEN.items()}, "mtp.layers.0.")
+@pytest.mark.parametrize("family", ["qwen3_next", "mimo_v2_flash"])
+def test_other_names(family: str, tmp_path: Path) -> None:
+    """Norms with weights around zero, a window, no experts: the same formulas, without a cache."""
+    if family == "qwen3_next":
+        path, prefix, names, kind = make_qwen3_next(tmp_path / "model"), "mtp.", OF_QWEN, "full_attention"
+        layer = {"mtp.layers.0.": ""}
+    else:
+        path, prefix, names, kind = make_mimo(tmp_path / "model"), "model.mtp.layers.0.", OF_MIMO, "sliding_attention"
+        layer = {prefix: "", "pre_mlp_layernorm": "post_attention_layernorm"}
+    dense = DenseHead(path, {part: f"{prefix}{name}" for part, name in names.items()}, layer)
     ends = dense.main.get_input_embeddings(), dense.main.get_output_embeddings()
     head, config, states_input = load_head(open_checkpoint(path), torch.float32, "eager", ends, None)
-    states = states_input.states = dense.states(PROMPT)[:-1]
-    _, expected = dense(states, PROMPT[1:])
-    torch.testing.assert_close(head(torch.tensor([PROMPT[1:]])).logits[0], expected, rtol=1e-3, atol=1e-3)
-    assert config.layer_types == ["full_attention"]
+    tokens = PROMPT[:SLIDING_WINDOW]  # all within the window
+    states = states_input.states = dense.states(tokens)[:-1]
+    _, expected = dense(states, tokens[1:])
+    torch.testing.assert_close(head(torch.tensor([tokens[1:]])).logits[0], expected, rtol=1e-3, atol=1e-3)
+    assert config.layer_types == [kind]
 
 
 def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
