@@ -23,6 +23,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "CACHE_SHAPES",
         "CACHE_TOO_SMALL",
         "CUT_SHORT",
+        "DRAFTS_UNSUPPORTED",
         "FIXED_AT_START",
         "GRAMMAR_LIMIT",
         "HEADER_TOO_LARGE",

@@ -115,6 +115,11 @@ class WorkerSettings(ShellSettings):
     """Processes (ranks) that share each product of a worker; each loads a part of the weights. On CUDA each has a device."""
     pipeline_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of a worker, each with a range of the model's layers and of --tensor-parallel ranks. CPU only."""
+    draft_model: Path | None = None
+    """Checkpoint of a small model with the same vocabulary, which proposes the draft tokens of policies with num_spec_tokens."""
+    drafts: Annotated[Literal["auto", "ngram", "model", "mtp"], Field(validate_default=True)] = "auto"
+    """What proposes draft tokens: ngram (the text so far), model (--draft-model), mtp (the checkpoint's own multi-token
+    prediction head), or auto: the draft model if there is one, else n-grams. Tokens are the same with all."""
     rank: Annotated[int, Field(ge=0)] = 0
     """This process's number in the group of --tensor-parallel x --pipeline-parallel; 0 is the worker that schedulers know."""
     leader: Annotated[str, Field(validate_default=True)] = ""
@@ -142,6 +147,28 @@ class WorkerSettings(ShellSettings):
         model = others.data.get("model")
         if value > 1 and model is not None and model.suffix == ".gguf":
             raise ValueError(f"{value} excludes GGUF files, and --model is {model}; use a folder of safetensors")
+        return value
+
+    @field_validator("draft_model")
+    @classmethod
+    def _draft_model_exists(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.exists():
+            raise ValueError(f"{value} does not exist; give the folder of a checkpoint")
+        return value
+
+    @field_validator("drafts")
+    @classmethod
+    def _drafts_are_possible(cls, value: str, others: ValidationInfo) -> str:
+        given = others.data.get("draft_model")
+        if (value == "model" and given is None) or (value in ("ngram", "mtp") and given is not None):
+            what = "needs" if given is None else "excludes"
+            raise ValueError(f"{value} {what} --draft-model")
+        ranks = others.data.get("tensor_parallel", 1) * others.data.get("pipeline_parallel", 1)
+        if ranks > 1 and (given is not None or value == "mtp"):
+            raise ValueError(
+                f"a worker of {ranks} ranks has no draft model and no MTP head: leave out --draft-model and --drafts, or "
+                "--tensor-parallel and --pipeline-parallel"
+            )
         return value
 
     @field_validator("leader")
@@ -184,6 +211,13 @@ class WorkerSettings(ShellSettings):
         if not _DEVICE.fullmatch(value):
             raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
         return value
+
+    @property
+    def proposer(self) -> Literal["ngram", "model", "mtp"]:
+        """What proposes draft tokens."""
+        if self.drafts != "auto":
+            return self.drafts
+        return "ngram" if self.draft_model is None else "model"
 
     @property
     def num_ranks(self) -> int:

@@ -24,7 +24,7 @@ _worker = options_of(
     WorkerSettings,
     spelled=option_of,
     panels={
-        "Model": ("device", "dtype", "quantization", "quantization_group", "max_model_len"),
+        "Model": ("device", "dtype", "quantization", "quantization_group", "max_model_len", "draft_model"),
         "Memory": (
             *("block_size", "kv_cache_dtype", "kv_cache_memory_bytes", "swap_space_gib"),
             *("gpu_memory_utilization", "num_gpu_blocks_override", "attention_backend"),

@@ -27,7 +27,7 @@ class MemoryQuestion:
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
     it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
     largest step. `workspace_bytes`: of an attention library. `cache_groups`: whether windowed layers have
-    block tables of their own.
+    block tables of their own. `draft_block_bytes`: of a draft model's layers in a block.
     """
 
     on_cuda: bool
@@ -42,6 +42,7 @@ class MemoryQuestion:
     free_bytes: int | None = None
     workspace_bytes: int = 0
     cache_groups: bool = True
+    draft_block_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,7 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         sizes = replace(sizes, weight_bytes=sizes.weight_bytes + packed)
     activation = activation_bytes(sizes, question)
     groups = _groups(sizes, question)
-    block_bytes = memory.block_bytes(
-        dtype_bytes=sizes.cache_dtype_bytes,
-        scale_bytes=sizes.cache_scale_bytes,
-        num_layers=groups.num_layers,
-        block_size=question.block_size,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-    )
+    block_bytes = sizes.block_bytes(groups.num_layers, question.block_size) + question.draft_block_bytes
     problems: list[str] = []
     budget = memory.MemoryBudget(
         block_size=question.block_size,

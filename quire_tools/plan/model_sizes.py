@@ -12,7 +12,7 @@ from torch import nn
 from paged_kernels.backend import scale_bytes
 from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
-from worker_svc.model import architecture, attention, checkpoint, latent, stored_weights
+from worker_svc.model import architecture, attention, checkpoint, latent, memory, stored_weights
 from worker_svc.model.cache.layer_cache import pool_layers
 from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.formats.forms import MatrixForm
@@ -73,6 +73,22 @@ class ModelSizes:
     max_model_len: int
     num_attention_kinds: int = 1
     windows: tuple[int | None, ...] = ()
+
+    def block_bytes(self, num_layers: int, block_size: int) -> int:
+        """Bytes of a block over so many layers."""
+        return memory.block_bytes(
+            dtype_bytes=self.cache_dtype_bytes,
+            scale_bytes=self.cache_scale_bytes,
+            num_layers=num_layers,
+            block_size=block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+        )
+
+    def with_weights_of(self, other: "ModelSizes") -> "ModelSizes":
+        """The same with the weights of another model beside its own."""
+        fields = ("loaded_bytes", "weight_bytes", "tied_head_bytes", "padding_bytes")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in fields})
 
 
 def model_sizes(

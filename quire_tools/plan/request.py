@@ -12,7 +12,7 @@ from paged_kernels.attention_limits import workspace_of
 from paged_kernels.quantized import FLOAT8
 from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
-from quire_tools.plan.model_sizes import Rounding, model_sizes
+from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
 from worker_svc.device.choice import choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST
@@ -40,15 +40,12 @@ def answered(wanted: Wanted) -> MemoryPlan:
     """The plan. Raises ConfigError for settings that a worker would refuse, and for a model that cannot be served."""
     settings = WorkerSettings.of(model=wanted.folder, **wanted.worker)
     where = _where(settings, wanted)
-    sizes = model_sizes(
-        wanted.folder,
-        dtype=settings.dtype,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        max_model_len=settings.max_model_len,
-        rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
-        latent_cache=settings.latent_cache,
-        packs=() if not settings.fuse else (FLOAT8,) if where.on_cuda else (torch.int8, FLOAT8),
-    )
+    sizes = _sizes(wanted.folder, settings, settings.max_model_len, on_cuda=where.on_cuda)
+    draft_block_bytes = 0
+    if settings.draft_model is not None:
+        drafts = _sizes(settings.draft_model, settings, sizes.max_model_len, on_cuda=where.on_cuda)
+        draft_block_bytes = drafts.block_bytes(drafts.num_layers, settings.block_size)
+        sizes = sizes.with_weights_of(drafts)
     question = MemoryQuestion(
         on_cuda=where.on_cuda,
         memory_bytes=where.memory_bytes,
@@ -57,6 +54,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         swap_bytes=int(settings.swap_space_gib * GIB),
         block_size=settings.block_size,
         cache_groups=settings.cache_groups,
+        draft_block_bytes=draft_block_bytes,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,
@@ -64,6 +62,18 @@ def answered(wanted: Wanted) -> MemoryPlan:
         workspace_bytes=workspace_of(settings.attention_backend, sizes.num_attention_kinds) if where.on_cuda else 0,
     )
     return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
+
+
+def _sizes(folder: Path, settings: WorkerSettings, max_model_len: int | None, *, on_cuda: bool) -> ModelSizes:
+    return model_sizes(
+        folder,
+        dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        max_model_len=max_model_len,
+        rounding=Rounding(settings.bits, settings.quantization_group) if settings.bits else None,
+        latent_cache=settings.latent_cache,
+        packs=() if not settings.fuse else (FLOAT8,) if on_cuda else (torch.int8, FLOAT8),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
-"""Guesses on repetitive prompts through the services: the same streams in fewer steps."""
+"""Drafts through the services: the same streams in fewer steps, whatever proposes them."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from quire import SamplingParams
+from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
+from tests.support.mtp_checkpoints import make_mtp_checkpoint
 from tests.support.stack.commands import steps
 
 NUM_REQUESTS = 12
@@ -58,3 +61,34 @@ def test_repetitive_prompts(record_property: Callable[[str, object], None]) -> N
         f"drafts through the services: {NUM_REQUESTS} repetitive prompts, {num_guessed} steps instead of {num_plain}, "
         f"{num_right} of {num_tokens} tokens were guessed right, all are the same",
     )
+
+
+def run_with_cancelled(model: Path, num_drafts: int, *drafts: str) -> tuple[list[list[int]], int]:
+    """Tokens of a few requests, of which others are cancelled beside them, and how many steps it took."""
+    settings = ("--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "24", *drafts)
+    with (
+        LocalStack(model=model, policy_set=(f"num_spec_tokens={num_drafts}",), worker_args=settings) as stack,
+        Client(stack.grpc_address) as client,
+        ThreadPoolExecutor(4) as threads,
+    ):
+
+        def ask(number: int) -> list[int]:
+            params = SamplingParams(temperature=0.8 * (number % 2), seed=number, max_tokens=40, ignore_eos=True)
+            prompt = [20 + number, *range(60)]
+            with client.generate_stream(prompt, params) as stream:
+                next(iter(stream))
+            return list(client.generate(prompt, params, timeout_s=120).outputs[0].token_ids)
+
+        found = list(threads.map(ask, range(6)))
+        return found, len(steps(stack.admin_address))
+
+
+@pytest.mark.parametrize("proposer", ["model", "mtp"])
+def test_drafts_of_models(proposer: str, tmp_path: Path) -> None:
+    """Three processes, greedy and drawn, with cancelled requests and preemption. The model itself proposes well."""
+    model = default_model() if proposer == "model" else make_mtp_checkpoint("deepseek_v3", tmp_path / "model")
+    options = ("--draft-model", str(model)) if proposer == "model" else ("--drafts", "mtp")
+    plain, num_plain = run_with_cancelled(model, 0)
+    drafted, num_drafted = run_with_cancelled(model, 3, *options)
+    assert drafted == plain
+    assert proposer == "mtp" or num_drafted < 0.6 * num_plain

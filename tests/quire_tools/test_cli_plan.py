@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
     assert of_plan(plan) == of_worker(default_model(), dtype=dtype, kv_cache_dtype=cache)
     assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
+
+
+def test_a_draft_model_is_planned(tmp_path: Path) -> None:
+    """Its weights and its layers in each block are counted as a worker counts them."""
+    draft = make_checkpoint("qwen3", tmp_path, vocab_size=4096)
+    shutil.copy(default_model() / "tokenizer.json", tmp_path)
+    wanted = Wanted(folder=default_model(), name="", memory=8 * GIB, worker={"device": "cpu", "draft_model": draft})
+    plan = answered(wanted)
+    assert of_plan(plan) == of_worker(default_model(), draft_model=draft)
+    alone = answered(replace(wanted, worker={"device": "cpu"}))
+    assert plan.block_bytes > alone.block_bytes and plan.sizes.weight_bytes > alone.sizes.weight_bytes
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])

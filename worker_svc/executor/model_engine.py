@@ -28,7 +28,8 @@ from worker_svc.executor.step_runner import StepRunner
 from worker_svc.invariance import FREE, RowRule
 from worker_svc.model import device_memory, memory
 from worker_svc.model import loading as model_loading
-from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.cache.joint_cache import Cache
+from worker_svc.model.drafts.draft_model import DraftModel, load_drafts
 from worker_svc.model.loading import LoadedModel
 from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
@@ -64,7 +65,8 @@ class ModelEngine:
         self._max_num_seqs = 0
         self._settings = settings
         self._loaded: LoadedModel | None = None
-        self._cache: CacheEngine | None = None
+        self._drafts: DraftModel | None = None
+        self._cache: Cache | None = None
         self._adapters: Adapters | None = None
         self._masks: GrammarMasks | None = None
         self._rows: RowTable | None = None
@@ -77,6 +79,7 @@ class ModelEngine:
         """See Engine."""
         self._progress = progress
         self._loaded = model_loading.load(self._settings, self._device, self.backend, progress, self._ranks)
+        self._drafts = load_drafts(self._settings, self._loaded, self._device, self.backend, progress)
         limits = AdapterLimits(self._settings.max_adapters, self._settings.max_adapter_rank)
         model, shard = self._loaded.model, self._loaded.shard
         self._adapters = Adapters(model.adapter_layers, limits, self._device.free_bytes, shard)
@@ -130,15 +133,21 @@ class ModelEngine:
         self.invariant, self.row_rule = rule is not None, rule or FREE
 
     def _budget(self, loaded: LoadedModel, activation_bytes: int, profiled_tokens: int) -> memory.MemoryBudget:
-        settings, block_bytes = self._settings, loaded.block_bytes
+        settings, drafts = self._settings, self._drafts
+        parts = [loaded.block_bytes, *(pool.block_bytes for pool in (drafts.pools if drafts else ()))]
+        block_bytes, draft_bytes = sum(parts), drafts.weight_bytes if drafts else 0
         swap_bytes = int(settings.swap_space_gib * memory.GIB)
-        staged_bytes = 0 if self._device is HOST else staging_bytes(block_bytes, swap_bytes)
+        staged_bytes = 0
+        if self._device is not HOST:
+            staged_bytes = sum(staging_bytes(part, swap_bytes * part // block_bytes) for part in parts)
         return device_memory.measured(
             self._device,
             memory.MemoryBudget(
                 block_size=loaded.shape.block_size,
                 block_bytes=block_bytes,
-                weight_bytes=loaded.model.weight_bytes,
+                weight_bytes=loaded.model.weight_bytes + draft_bytes,
+                draft_weight_bytes=draft_bytes,
+                draft_block_bytes=block_bytes - loaded.block_bytes,
                 activation_bytes=activation_bytes,
                 workspace_bytes=loaded.workspace_bytes,
                 staging_bytes=staged_bytes,
@@ -155,7 +164,10 @@ class ModelEngine:
         """See Engine."""
         loaded = self._need_loaded()
         limits = loaded.limits
-        self._cache = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        own = loaded.new_cache(num_gpu_blocks, num_cpu_blocks)
+        loaded.model.bind(own.device_pool)
+        drafts = None if self._drafts is None else self._drafts.bind(own, loaded, num_cpu_blocks)
+        self._cache = own if drafts is None else drafts.cache
         self._cache.expect(0)
         self._rows = RowTable(
             ChangeLimits(
@@ -168,8 +180,9 @@ class ModelEngine:
             )
         )
         self._need_adapters().guard(self._rows)
-        loaded.model.bind(self._cache.device_pool)
-        recorded = profile.record_decode_steps(loaded, self._cache.device_pool, self._max_num_seqs, self._progress)
+        recorded = None
+        if drafts is None or drafts.kept is None:  # recorded steps keep no hidden states
+            recorded = profile.record_decode_steps(loaded, own.device_pool, self._max_num_seqs, self._progress)
         self._runner = StepRunner(
             loaded.model,
             self._cache,
@@ -181,6 +194,7 @@ class ModelEngine:
             greedy=loaded.greedy,
             recorded=recorded,
             stages=self._connected_stages(loaded),
+            drafts=drafts,
         )
 
     def _connected_stages(self, loaded: LoadedModel) -> StageDraws | None:
@@ -237,10 +251,8 @@ class ModelEngine:
 
     @property
     def cache_layout(self) -> str:
-        """See Engine. Each backend has its own layout within a block."""
-        pool, shape = self.cache.device_pool, self.cache.shape
-        dtype = str(pool.dtype).removeprefix("torch.")
-        return f"{self.backend} {dtype}, {pool.shape[0]} layers of {shape.num_kv_heads} x {shape.block_size} x {shape.head_dim}"
+        """See Engine."""
+        return f"{self.backend} {self.cache.layout}"
 
     def read_blocks(self, blocks: Sequence[int]) -> memoryview:
         """See Engine."""
@@ -258,7 +270,7 @@ class ModelEngine:
     # --- read access for tests and tools -----------------------------------------------------------------------------
 
     @property
-    def cache(self) -> CacheEngine:
+    def cache(self) -> Cache:
         """Both block pools; raises FailedPrecondition before `allocate`."""
         if self._cache is None:
             raise FailedPrecondition("the cache is not allocated; call AllocateCache first", reason="WORKER_STATE")

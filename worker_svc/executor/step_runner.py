@@ -20,6 +20,7 @@ from worker_svc.device.kept_inputs import BlockTables, LastTokens
 from worker_svc.device.queue import DeviceQueue, HostQueue
 from worker_svc.engine import DeviceLost, Pending
 from worker_svc.executor.forward import Computed, Forward
+from worker_svc.executor.model_drafts import ModelDrafts
 from worker_svc.executor.plain_decode import PlainDecode
 from worker_svc.executor.recorded_decode import RecordedDecode
 from worker_svc.executor.stage_draws import StageDraws
@@ -27,7 +28,8 @@ from worker_svc.executor.step_flights import PendingStep, StepInFlight
 from worker_svc.executor.step_landing import Landed, landed, promised_tokens, report
 from worker_svc.invariance import RowRule
 from worker_svc.model import pooling
-from worker_svc.model.cache.cache_engine import CacheEngine
+from worker_svc.model.cache.joint_cache import Cache
+from worker_svc.model.drafts.draft_model import BoundDrafts
 from worker_svc.model.fused.recorded_steps import RecordedSteps
 from worker_svc.model.row_model import RowModel
 from worker_svc.rows.options import Guard, IntArray, OptionColumns
@@ -54,7 +56,7 @@ class StepRunner:
     def __init__(
         self,
         model: RowModel,
-        cache: CacheEngine,
+        cache: Cache,
         rows: RowTable,
         rule: RowRule,
         *,
@@ -65,23 +67,26 @@ class StepRunner:
         greedy: GreedyKernel = torch_greedy,
         recorded: RecordedSteps | None = None,
         stages: StageDraws | None = None,
+        drafts: BoundDrafts | None = None,
     ) -> None:
-        """`stages`: of a pipeline; None = the whole model is here."""
+        """`stages`: of a pipeline; None = the whole model is here. `drafts`: what proposes in place of `proposer`."""
         device = cache.device_pool.device
         self._cache, self._rows = cache, rows
         self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
-        self._proposer = proposer or NgramProposer()
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         kept = None if recorded is None else recorded.kept
         self._last_tokens = LastTokens(device, None if kept is None else kept.token_ids)
         tables = BlockTables(rows, queue, device, None if kept is None else kept.block_tables)
+        self._proposer = proposer or NgramProposer()
+        if drafts is not None:
+            self._proposer = ModelDrafts(drafts, rows, queue, tables, self._last_tokens, draws)
         self._recorded = None if recorded is None else RecordedDecode(recorded, rows, queue, tables, self._last_tokens)
         self._forward = Forward(model, rows, rule, self._pools, self._queue, tables, self._last_tokens, self._recorded)
         self._flying: deque[tuple[PendingStep, StepInFlight]] = deque()
         self._here_ns = 0
         self._stages = stages
-        is_plain = isinstance(queue, HostQueue) and stages is None
+        is_plain = isinstance(queue, HostQueue) and stages is None and not self._proposer.follows
         self._plain = PlainDecode(model, rows, draws) if is_plain else None
         rows.guard(_task_guard(model.hidden_size))
 
@@ -119,7 +124,7 @@ class StepRunner:
             if not batch.changes.is_empty:
                 self._follow(batch)
                 self._move_blocks(batch, step.timings)
-            drafts = self._drafts(batch) if batch.num_drafts.any() else []
+            drafts = self._drafts(batch, step.timings) if batch.num_drafts.any() else []
         except BaseException:
             self._void(batch)
             raise
@@ -143,14 +148,13 @@ class StepRunner:
         )
 
     def _follow(self, batch: StepBatch) -> None:
-        """Add and remove per-row state (sampler, pools, proposer) as rows are added and removed."""
+        """Add and remove per-row state (sampler, pools) as rows are added and removed."""
         changes = batch.changes
         self._sampler.follow(changes)
         if self._recorded is not None:
             self._recorded.follow(changes)
         if len(changes.removed):
             self._pools.forget(changes.removed)
-            self._proposer.forget(changes.removed)
         if changes.added is not None:
             tasks = changes.added.options.tasks
             for i in np.flatnonzero(tasks).tolist():
@@ -163,13 +167,16 @@ class StepRunner:
         self._cache.move(swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist())
         timings.cache_ns += clock.monotonic_ns() - begin_ns
 
-    def _drafts(self, batch: StepBatch) -> list[IntArray]:
+    def _drafts(self, batch: StepBatch, timings: Timings) -> list[IntArray]:
         """Draft tokens for the rows that are to have some, in batch order, proposed from known tokens only."""
+        begin_ns = clock.monotonic_ns()
         rows = batch.rows[batch.num_drafts > 0]
         counts = batch.num_drafts[batch.num_drafts > 0]
         known = [self._rows.token_ids[row, : self._rows.num_known[row]] for row in rows.tolist()]
         asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
-        return self._proposer.propose(asks)
+        drafts = self._proposer.propose(asks)
+        timings.model_ns += clock.monotonic_ns() - begin_ns
+        return drafts
 
     # --- launching a decode step -------------------------------------------------------------------------------------
 
@@ -182,6 +189,7 @@ class StepRunner:
                 plan = None if self._sampler.reads_tokens(batch.sampled_rows) else plan_draws(self._rows, batch)
                 with self._sampler.masks_beside(plan) as masks:
                     computed = self._forward.compute(batch, step.timings)
+                    self._follow_drafts(batch, step.timings)
                 begin_ns = clock.monotonic_ns()
                 flight = self._flight(batch, computed, plan, masks)
                 step.timings.sample_ns += clock.monotonic_ns() - begin_ns
@@ -197,6 +205,12 @@ class StepRunner:
             self._land_all()
         else:
             flight.promise = self._rows.promise(batch)
+
+    def _follow_drafts(self, batch: StepBatch, timings: Timings) -> None:
+        if self._proposer.follows:
+            begin_ns = clock.monotonic_ns()
+            self._proposer.follow(batch)
+            timings.model_ns += clock.monotonic_ns() - begin_ns
 
     def _flight(
         self, batch: StepBatch, computed: Computed, plan: DrawPlan | None, masks: StepMasks | None

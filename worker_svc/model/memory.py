@@ -20,7 +20,8 @@ class MemoryBudget:
     CPU. `peak_bytes` counts weights, the peak of the profile step, `workspace_bytes`, which the kernels keep, and
     `staging_bytes`, the buffers of swaps, allocated with the blocks. `block_bytes`: of a block, which holds the layers of one
     of `groups`. `free_bytes`: free device memory once weights and workspace are there; None = not checked.
-    `profiled_tokens`: tokens of the profile step.
+    `profiled_tokens`: tokens of the profile step. `draft_weight_bytes`, `draft_block_bytes`: parts of `weight_bytes` and
+    `block_bytes` that propose draft tokens.
     """
 
     block_size: int
@@ -37,6 +38,8 @@ class MemoryBudget:
     free_bytes: int | None = None
     profiled_tokens: int = 0
     groups: CacheGroups = _ONE_GROUP
+    draft_weight_bytes: int = 0
+    draft_block_bytes: int = 0
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks of a sequence of so many tokens, in all cache groups, as its last step leaves it."""
@@ -201,13 +204,14 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
     tokens = f"{blocks * budget.block_size} tokens, " if len(budget.groups.windows) == 1 else ""
     cache = counts.num_gpu_blocks * budget.block_bytes
     rows = [
-        ("weights", size_text(budget.weight_bytes), ""),
+        ("weights", size_text(budget.weight_bytes), _of_drafts(budget.draft_weight_bytes)),
         ("profile step, highest", size_text(budget.activation_bytes), f"{budget.profiled_tokens} tokens"),
         (
             "KV cache on the device",
             size_text(cache),
             f"{counts.num_gpu_blocks} blocks of {budget.block_size} tokens, {size_text(budget.block_bytes)} each",
         ),
+        *([("", "", _of_drafts(budget.draft_block_bytes))] if budget.draft_block_bytes else []),
         ("", "", f"{tokens}{num_requests:.1f} requests of {max_model_len}"),
         (
             "swap space on the host",
@@ -225,6 +229,10 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
         share = f"{budget.utilization:.0%} of it may be used"
         rows.insert(0, ("device memory", size_text(budget.total_bytes), share))
     return "\n".join(f"{name:<24}{size:>12}  {note}".rstrip() for name, size, note in rows)
+
+
+def _of_drafts(num_bytes: int) -> str:
+    return f"{size_text(num_bytes)} of them for drafts" if num_bytes else ""
 
 
 def size_text(num_bytes: int) -> str:

@@ -21,6 +21,7 @@ from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups
+from worker_svc.model.cache.joint_cache import KeptStates
 from worker_svc.model.cache.layer_cache import LayerCache, PoolLayers
 from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
@@ -53,6 +54,8 @@ class RowModel:
         self._hidden = _LastHidden(model)
         self._reductions: Reductions | None = None
         self._ends: StageEnds | None = None
+        self._kept: KeptStates | None = None
+        self._step: ModelInput | None = None
         self.row_modules = RowModules()
         self.adapter_layers = AdapterLayers(model)
 
@@ -233,10 +236,27 @@ class RowModel:
 
     def bind(self, pool: torch.Tensor) -> None:
         """Store keys and values in `pool`, [num_layers, 2, num_blocks, block_elements], from now on."""
+        self._kept = None  # kept beside another pool
         if self._fused is not None:
             self._fused.bind(pool)
         self._paged = attention.PagedAttention(self._backend, pool, self._caches)
         attention.attach(self._model, self._paged)
+
+    def keep_states(self, kept: KeptStates) -> None:
+        """Store the last hidden states of each pass from now on, until `bind`. Not those of `decode` and of recorded steps."""
+        self._kept = kept
+        self._hidden.on_seen = self._keep
+
+    def _keep(self, states: torch.Tensor) -> None:
+        """`states`: [1, T, H] of the present pass, padding included."""
+        if self._kept is not None and self._step is not None:
+            count = self._step.num_tokens
+            self._kept.put(states[0, :count], self._step.attention[0].slots[:count])
+
+    @property
+    def ends(self) -> tuple[nn.Module, nn.Module]:
+        """The modules that embed tokens and that compute logits, for a head that shares them."""
+        return self._model.get_input_embeddings(), self._model.get_output_embeddings()
 
     @property
     def hidden_size(self) -> int:
@@ -302,8 +322,9 @@ class RowModel:
         step = self._begun(step)
         if self._plain_head is None or self._fused is None or self._fused.uses_modules:
             return self._full_pass(step)
-        states = self._fused.states(step.token_ids)[0, step.logit_rows]
-        logits = self._plain_head(states)[: step.num_logits]
+        states = self._fused.states(step.token_ids)
+        self._keep(states)
+        logits = self._plain_head(states[0, step.logit_rows])[: step.num_logits]
         return (logits if self._logit_cap is None else torch.tanh(logits / self._logit_cap) * self._logit_cap).float()
 
     def _full_pass(self, step: ModelInput) -> torch.Tensor:
@@ -323,6 +344,7 @@ class RowModel:
         if step.adapter_ids is not None or self.adapter_layers.is_used:
             self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
         step = step.to(self._device)
+        self._step = step
         self._paged.begin(step.attention)
         if self._fused is not None:
             by_modules = self._uses_modules or self.adapter_layers.is_used
@@ -344,12 +366,15 @@ class _LastHidden:
     def __init__(self, model: PreTrainedModel) -> None:
         self.size = 0
         self._keeps, self._seen = False, torch.empty(0)
+        self.on_seen: Callable[[torch.Tensor], None] = lambda states: None
+        """Called with those of each pass, [1, T, H]."""
         decoder_of(model).register_forward_hook(self._see)
 
     def _see(self, _module: nn.Module, _given: object, out: object) -> None:
         hidden = getattr(out, "last_hidden_state", None)
         if hidden is not None:
             self.size = hidden.shape[-1]
+            self.on_seen(hidden)
             if self._keeps:
                 self._seen = hidden
 

@@ -119,7 +119,11 @@ class StepChanges:
 
     def further(self) -> "StepChanges":
         """The changes of a further decode step, which are none."""
-        return StepChanges(1, True, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
+        return NO_CHANGES
+
+
+NO_CHANGES = StepChanges(1, True, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _NO_PAIRS)
+"""Those of a decode step of which no row is mentioned."""
 
 
 def is_repetition(outputs: worker_pb2.SchedulerOutputs) -> bool:

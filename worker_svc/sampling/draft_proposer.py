@@ -1,7 +1,7 @@
 """Proposes draft tokens, which `draft_verification` checks: a wrong one costs time but never changes the output.
 
-The interface is `Proposer`; a draft model could implement it as the n-gram proposer does here. Does not
-import torch.
+The interface is `Proposer`, which the n-gram proposer implements here and draft models in `executor/model_drafts`. Does not import
+torch.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int32]
+from worker_svc.rows.batch import IntArray, StepBatch
 
 _LONGEST_NGRAM = 4
 
@@ -27,14 +26,23 @@ class DraftAsk:
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens. Called from the engine's thread, once per step that has rows with draft tokens."""
+    """Proposes draft tokens. Called from the engine's thread."""
+
+    follows: bool
+    """True if `follow` must be called after each decode step that the model computes."""
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[IntArray]:
-        """Up to `num_tokens` draft tokens for each ask, in order; fewer or none if it has no better."""
+        """Up to `num_tokens` draft tokens for each ask, in order; fewer or none if it has no better.
+
+        Called before the model computes a step with such rows, after the step's blocks have been moved.
+        """
         ...
 
-    def forget(self, rows: IntArray) -> None:
-        """Drop state of removed rows, whether asked for or not; their indexes may be reused."""
+    def follow(self, batch: StepBatch) -> None:
+        """Compute what later proposals need of the tokens of `batch`, draft tokens included, which the model has computed.
+
+        Called inside the queue's `inputs`, before the batch is committed.
+        """
         ...
 
 
@@ -45,6 +53,8 @@ class NgramProposer:
     the most recent. If fewer tokens than requested follow it, they are repeated. Stateless.
     """
 
+    follows = False
+
     def __init__(self, longest: int = _LONGEST_NGRAM) -> None:
         self._longest = longest
 
@@ -52,8 +62,8 @@ class NgramProposer:
         """See Proposer."""
         return [self._lookup(ask.token_ids, ask.num_tokens) for ask in asks]
 
-    def forget(self, rows: IntArray) -> None:
-        """See Proposer."""
+    def follow(self, batch: StepBatch) -> None:
+        """See Proposer. No-op."""
 
     def _lookup(self, token_ids: IntArray, num_tokens: int) -> IntArray:
         for size in range(min(self._longest, len(token_ids) - 1), 0, -1):

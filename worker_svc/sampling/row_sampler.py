@@ -254,7 +254,7 @@ class RowSampler:
         if not plan.is_plain:
             [at] = self._upload(plan.draw_places.astype(np.int64))
             raw, valid = logits[at], valid[at]
-        params = _parameters(self._table, plan, self._upload)
+        params = parameters_of(self._table, plan, self._upload)
         tokens = self._draws.draw(shaped if plan.is_plain else shaped[at], params, valid)
         asked = _Asked.of(self._table, plan)
         results["token_ids"] = tokens
@@ -303,7 +303,7 @@ class RowSampler:
         return apply_rules(logits, RuledPlaces(self._table, at, rows[at], plan.lengths[at], masks))
 
 
-def _parameters(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows:
+def parameters_of(table: RowTable, plan: DrawPlan, upload: Upload) -> SamplingRows:
     """Sampling parameters of each draw."""
     rows = plan.draw_rows
     min_ps = table.options.min_ps[rows]

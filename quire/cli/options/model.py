@@ -57,6 +57,7 @@ loading = options_of(
                 "latent_cache",
                 "invariant",
             ),
+            *("draft_model", "drafts"),
         )
     },
 )

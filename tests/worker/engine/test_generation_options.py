@@ -21,6 +21,7 @@ from tests.support.worker.sampled_rows import Options, ToyMasks, toy_allows
 from tests.worker.engine.test_sampling_options import random_options
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.executor.step_runner import StepRunner, _task_guard
+from worker_svc.rows.batch import StepBatch
 from worker_svc.sampling import prompt_scores
 from worker_svc.sampling.draft_proposer import DraftAsk, NgramProposer
 
@@ -37,6 +38,7 @@ class Oracle:
 
     streams: dict[int, list[int]] = field(default_factory=dict)
     num_asked: int = 0
+    follows: bool = False
 
     def propose(self, asks: Sequence[DraftAsk]) -> list[np.ndarray]:
         return [self._guess(ask) for ask in asks]
@@ -50,8 +52,8 @@ class Oracle:
             guess[-1] = (guess[-1] + 1) % 40
         return np.array(guess, np.int32)
 
-    def forget(self, rows: np.ndarray) -> None:
-        pass
+    def follow(self, batch: StepBatch) -> None:
+        raise AssertionError("it does not follow")
 
 
 @pytest.fixture(scope="module")

@@ -55,14 +55,15 @@ def rows() -> list[Row]:
     ]
 
 
-def messages() -> Iterator[worker_pb2.SchedulerOutputs]:
+def messages(*, with_adapters: bool = True) -> Iterator[worker_pb2.SchedulerOutputs]:
     """Prefill and chunks; drafts, a beam that is told its token; moves of blocks; decode steps of one and of several tokens."""
     left = len(PROMPT) - CHUNK
-    yield step(1, add=rows())
+    here = [row for row in rows() if with_adapters or row.options is None or not row.options.adapter_id]
+    yield step(1, add=here)
     yield step(2, change=[Change(0, left), Change(5, 1, told=[11]), Change(7, left), Change(12, 3, num_drafts=2)])
     yield step(3, remove=[1, 5, 6, 7, 8, 9], swap_out=[(0, 1), (2, 0)], copy=[(0, _SPARE), (1, _SPARE + 1)])
     yield step(4, swap_in=[(1, _SPARE + 2), (0, _SPARE + 3)], change=[Change(12, 2, num_drafts=1)])
-    yield step(5, remove=[2, 3, 4, 11], num_decode_steps=2)
+    yield step(5, remove=[2, 3, 4, *([11] if with_adapters else [])], num_decode_steps=2)
     yield step(6)
 
 
@@ -101,10 +102,10 @@ def check_same(
         np.testing.assert_allclose(apart(mine)[1], apart(other)[1], atol=tolerance)
 
 
-def done(engine: ModelEngine) -> list[worker_pb2.WorkerOutputs]:
+def done(engine: ModelEngine, *, with_adapters: bool = True) -> list[worker_pb2.WorkerOutputs]:
     """Results, each step launched before the one before it was read."""
     results, pending = [], None
-    for message in messages():
+    for message in messages(with_adapters=with_adapters):
         launched = engine.launch(message)
         if pending is not None:
             results.append(_finished(pending))

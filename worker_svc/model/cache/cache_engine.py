@@ -65,17 +65,29 @@ class CacheEngine:
         layers, two, _, elements = self.device_pool.shape
         return layers * two * elements * self.device_pool.element_size()
 
+    @property
+    def layout(self) -> str:
+        """What is in a block, for workers that exchange blocks. Each backend has its own layout within a block."""
+        dtype, shape = str(self.device_pool.dtype).removeprefix("torch."), self.shape
+        return (
+            f"{dtype}, {len(self.device_pool)} layers of {shape.num_kv_heads} x {shape.block_size} x {shape.head_dim}"
+        )
+
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
         """Copy device blocks to the host: uint8 [len(blocks), block_bytes], contiguous. Waits for the device."""
         return self._swaps.read(blocks).view(len(blocks), -1).view(torch.uint8)
 
     def place(self, placed: Iterable[worker_pb2.PlacedImage]) -> None:
         """Copy images to the device blocks of a step, which `images.check` has accepted."""
-        layers, two, _, elements = self.device_pool.shape
         for each in placed:
             contents = torch.frombuffer(self.images.take(each.image), dtype=torch.uint8)
-            blocks = contents.view(self.device_pool.dtype).view(-1, layers, two, elements)
-            self._swaps.place(blocks, pairs_of(each).tolist())
+            self.place_contents(contents.view(-1, self.block_bytes), pairs_of(each).tolist())
+
+    def place_contents(self, contents: torch.Tensor, pairs: Pairs) -> None:
+        """Copy (block of `contents`, device block) pairs; `contents`: uint8 [n, block_bytes], as from `read`."""
+        layers, two, _, elements = self.device_pool.shape
+        blocks = contents.contiguous().view(self.device_pool.dtype).view(-1, layers, two, elements)
+        self._swaps.place(blocks, pairs)
 
     def swap_in(self, pairs: Pairs) -> None:
         """Copy (host block, device block) pairs to the device."""

@@ -1,4 +1,4 @@
-"""Where each layer finds its keys and values in the pool, whose layers may differ in shape.
+"""Where each layer finds its keys and values in a pool for layers that may differ in shape.
 
 A pool has one shape of blocks. A layer with more kv heads than that is several layers of the pool, each with some of its heads.
 Where heads do not divide, several narrow layers are one layer of the pool, each with an equal part of its blocks: a block is then

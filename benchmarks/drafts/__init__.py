@@ -1,0 +1,1 @@
+"""Speculative decoding: steps that each proposer of draft tokens saves."""
