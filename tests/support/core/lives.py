@@ -74,9 +74,7 @@ class Life:
     def _new_worker(self) -> WorkerModel:
         has_blocks = self.setting.spec.cache != "none"
         size, num_states = self.setting.limits.block_size, self.setting.limits.num_state_blocks
-        return WorkerModel(
-            size, self.setting.windows, self._past, has_blocks=has_blocks, num_state_blocks=num_states
-        )
+        return WorkerModel(size, self.setting.windows, self._past, has_blocks=has_blocks, num_state_blocks=num_states)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 

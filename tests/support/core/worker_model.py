@@ -6,6 +6,7 @@ It knows of a plan what the wire would tell it. Whatever the scheduler decides, 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from block_manager.cache_rules import StateMoves
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 
@@ -217,13 +218,10 @@ class WorkerModel:
 
     # --- states -------------------------------------------------------------------------------------------------------
 
-    def _begin(
-        self, plan: StepPlan, entries: list[ScheduledSequence], requests: dict[str, Request]
-    ) -> dict[str, bool]:
+    def _begin(self, plan: StepPlan, entries: list[ScheduledSequence], requests: dict[str, Request]) -> dict[str, bool]:
         """Whether each row begins with the states of its own past; others do only behind a step that failed."""
-        assert plan.states is not None
-        reads = {read.name: read for read in plan.states.to_read}
-        assert len(reads) == len(plan.states.to_read) and reads.keys() <= {entry.name for entry in entries}
+        reads = {read.name: read for read in _states_of(plan).to_read}
+        assert len(reads) == len(_states_of(plan).to_read) and reads.keys() <= {entry.name for entry in entries}
         self._check_apart(plan)
         found = {}
         for entry in entries:
@@ -234,17 +232,20 @@ class WorkerModel:
             blocks = self.held[entry.name][: self._num_states] if read is None else read.block_ids
             states = [self._device.get(block, {}).get(_STATE) for block in blocks]
             found[entry.name] = not start or states == self._states(entry.name, start)
-            assert found[entry.name] or self._failed, f"{entry.name} begins at token {start} with other states: {states}"
+            assert found[entry.name] or self._failed, (
+                f"{entry.name} begins at token {start} with other states: {states}"
+            )
         return found
 
     def _check_apart(self, plan: StepPlan) -> None:
         """Nothing that a step reads or keeps is used otherwise in it, or kept twice; it may be read by several rows."""
-        assert plan.states is not None
-        kept = [block for keep in plan.states.to_keep for block in keep.block_ids]
-        read = {block for each in plan.states.to_read for block in each.block_ids}
+        kept = [block for keep in _states_of(plan).to_keep for block in keep.block_ids]
+        read = {block for each in _states_of(plan).to_read for block in each.block_ids}
         assert len({*kept, *read}) == len(kept) + len(read), "a step reads or keeps in a block twice"
         used = {block for entry in plan.scheduled for block in self._used(entry)}
-        assert used.isdisjoint({0, *kept, *read}) and all(len(k.block_ids) == self._num_states for k in plan.states.to_keep)
+        assert used.isdisjoint({0, *kept, *read}) and all(
+            len(k.block_ids) == self._num_states for k in _states_of(plan).to_keep
+        )
 
     def _used(self, entry: ScheduledSequence) -> list[int]:
         """Blocks of its states, and those of the tokens that it computes or looks at. Others behind windows were freed."""
@@ -257,10 +258,9 @@ class WorkerModel:
 
     def _end(self, plan: StepPlan, entries: list[ScheduledSequence], begun: dict[str, bool]) -> None:
         """The states after the step, and the checkpoints taken during it."""
-        assert plan.states is not None
         reach = {entry.name: (entry.computed_before, entry.computed_before + entry.num_tokens) for entry in entries}
         written = [(e.name, reach[e.name][1], self.held[e.name][: self._num_states]) for e in entries]
-        for name, num_tokens, blocks in plan.states.to_keep:
+        for name, num_tokens, blocks in _states_of(plan).to_keep:
             assert reach[name][0] < num_tokens <= reach[name][1]
             written.append((name, num_tokens, list(blocks)))
         for name, num_tokens, blocks in written:
@@ -276,6 +276,11 @@ class WorkerModel:
             return []
         key = keys[num_tokens - 1]
         return [mix(key, num_tokens, index, 13) for index in range(self._num_states)]
+
+
+def _states_of(plan: StepPlan) -> StateMoves:
+    """What a plan says of states; nothing if it has no work."""
+    return plan.states or StateMoves()
 
 
 def _of_group(key: int, group: int) -> int:
