@@ -9,12 +9,16 @@ from block_manager.pool import BlockPool, PoolCounts
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Pool counts, and the reference count of each block in use by name ("g3", "c0"); shown by `quire blocks`."""
+    """Pool counts, and the reference count of each block in use by name ("g3", "c0"); shown by `quire blocks`.
+
+    `num_state_blocks`: as in `Ledger`.
+    """
 
     block_size: int
     gpu: PoolCounts
     cpu: PoolCounts
     refs: dict[str, int]
+    num_state_blocks: int = 0
 
 
 class Ledger:
@@ -97,4 +101,4 @@ class Ledger:
         """Current counts and references."""
         refs = {f"g{b}": n for b, n in enumerate(self.gpu.refs) if n}
         refs.update({f"c{b}": n for b, n in enumerate(self.cpu.refs) if n})
-        return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs)
+        return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs, self.num_state_blocks)

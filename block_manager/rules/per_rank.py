@@ -60,7 +60,8 @@ class PerRankLedger(Ledger):
         """Counts summed over all ranks; references by block name as in `named_tables`."""
         reports = [ledger.report() for ledger in self.ranks]
         refs = {_at(block, rank): n for rank, report in enumerate(reports) for block, n in report.refs.items()}
-        return PoolReport(self.block_size, _sum(r.gpu for r in reports), _sum(r.cpu for r in reports), refs)
+        gpu, cpu = _sum(r.gpu for r in reports), _sum(r.cpu for r in reports)
+        return PoolReport(self.block_size, gpu, cpu, refs, self.num_state_blocks)
 
 
 class PerRankRules:

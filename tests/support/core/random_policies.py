@@ -101,6 +101,7 @@ def with_states(setting: Setting, rng: random.Random) -> Setting:
         limits,
         num_gpu_blocks=limits.num_gpu_blocks + num_states * num_seqs,
         num_cpu_blocks=limits.num_cpu_blocks and limits.num_cpu_blocks + num_states * num_groups,
+        prefix_caching=limits.prefix_caching or rng.random() < 0.6,
         cache_windows=windows,
         num_state_blocks=num_states,
         checkpoint_tokens=limits.block_size * rng.choice([1, 1, 2, 3]),
