@@ -82,13 +82,13 @@ class StateTables:
     def num_to_extend(
         self, sequences: Iterable[CachedSequence], tables: Mapping[str, list[int]], refs: Sequence[int]
     ) -> int:
-        """Blocks for copies of states that they share, except by their last owner."""
-        writers = Counter(block for sequence in sequences for block in tables[sequence.name])
-        return sum(min(num, refs[block] - 1) for block, num in writers.items())
+        """Blocks for copies of states that they share, except by their last owner. All of a table are shared, or none."""
+        writers = Counter(block for sequence in sequences for block in tables[sequence.name][:1])
+        return self.num_blocks * sum(min(num, refs[block] - 1) for block, num in writers.items())
 
     def is_shared(self, sequence: CachedSequence) -> bool:
         """True if its next step copies its states first."""
-        return any(self._pool.refs[block] > 1 for block in self.ledger.tables[sequence.name])
+        return any(self._pool.refs[block] > 1 for block in self.ledger.tables[sequence.name][:1])
 
     def extend(self, sequence: CachedSequence) -> list[Pair]:
         """Give it states of its own before it computes; returns the pairs to be copied."""

@@ -201,7 +201,7 @@ def test_a_checkpoint_of_tokens_in_flight_may_be_lost_before(num_more: int) -> N
     """Its blocks, or one of them, hold the KV of others when its tokens become known."""
     rules = make(9, distance=8)
     a = ahead(rules)
-    plan(rules, prompt("b/0", range(50, 50 + 4 * num_more)))
+    plan(rules, prompt("b/0", range(50, 49 + 4 * num_more)))
     a.token_ids.append(99)
     a.num_placeholders = 0
     rules.commit_sampled(a)
@@ -234,11 +234,10 @@ def test_all_blocks_of_a_failed_checkpoint_are_dropped_where_one_was_there_befor
     rules.ledger.gpu.share(old[:1])
     rules.ledger.gpu.unregister(old[0])
     rules.ledger.gpu.release(old[:1])
-    plan(rules, b := prompt("b/0", range(9)))
-    new = rules._states.checkpoint(b, 2)
-    assert new[0] != old[0] and new[1] == old[1]
+    [keep] = plan(rules, b := prompt("b/0", range(9))).to_keep
+    assert rules._states.checkpoint(b, 2) == [keep.block_ids[0], old[1]] != old
     rules.retract(b, 0)
-    assert [rules.ledger.gpu.hash_of[block] for block in (*old, new[0])] == [None] * 3
+    assert [rules.ledger.gpu.hash_of[block] for block in (*old, *keep.block_ids)] == [None] * 4
     assert integrity.check(rules.ledger) == []
 
 
