@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "peak-half-blocks",
         f"{CORE}/parts/admission_forecast.py",
-        "half_full = tables.num_groups * width / 2",
-        "half_full = 0 * width",
+        "besides = tables.num_besides * width",
+        "besides = 0 * width",
     ),
     Mutant(
         "peak-freed-blocks",

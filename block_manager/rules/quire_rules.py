@@ -9,7 +9,6 @@ from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.cache_groups import NULL, num_leading
 from block_manager.rules.pool_rules import PoolRules
-from block_manager.rules.swapping import distinct, place
 from block_manager.rules.v1_rules import V1PoolRules
 
 _WATERMARK = 0.01
@@ -84,14 +83,14 @@ class QuireRules(V1PoolRules, SwapNeeds):
 
     def num_to_swap_out(self, sequences: Sequence[CachedSequence]) -> int:
         """Host blocks for their distinct blocks."""
-        return len(distinct([self.ledger.tables[s.name] for s in sequences], NULL))
+        return len(_distinct([self.ledger.tables[s.name] for s in sequences], NULL))
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Move all their blocks to the host, a shared one once. The device blocks stay cached until they are reused."""
         placed = {NULL: self._host_null}
         for sequence in sequences:
             table = self.ledger.tables[sequence.name]
-            self.ledger.host_tables[sequence.name] = [place(block, placed, self.ledger.cpu) for block in table]
+            self.ledger.host_tables[sequence.name] = [self.ledger.cpu.place(block, placed) for block in table]
         for sequence in sequences:
             super().release(sequence)
         return list(placed.items())[1:]
@@ -106,7 +105,7 @@ class QuireRules(V1PoolRules, SwapNeeds):
         tables = [host[s.name] for s in sequences]
         kept = self._kept(sequences, tables)
         reused = dict.fromkeys(kept.values())
-        num_new = len(distinct(tables, self._host_null)) - len(kept) + num_appended
+        num_new = len(_distinct(tables, self._host_null)) - len(kept) + num_appended
         return num_new, len(reused), sum(self._pool.refs[block] == 0 for block in reused)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
@@ -129,7 +128,7 @@ class QuireRules(V1PoolRules, SwapNeeds):
         for sequence in sequences:
             table = self.ledger.host_tables.pop(sequence.name)
             self.ledger.tables[sequence.name] = [
-                kept[block] if block in kept else place(block, placed, self._pool) for block in table
+                kept[block] if block in kept else self._pool.place(block, placed) for block in table
             ]
             self.ledger.cpu.release(reversed(table))
             self._prefixes.open(sequence, num_leading(self._host_null, table))
@@ -165,3 +164,7 @@ class QuireRules(V1PoolRules, SwapNeeds):
 
 def _num_sure_tokens(sequence: CachedSequence) -> int:
     return max(0, sequence.num_computed_tokens - sequence.num_placeholders)
+
+
+def _distinct(tables: list[list[int]], null: int) -> set[int]:
+    return {block for table in tables for block in table} - {null}

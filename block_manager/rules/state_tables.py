@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from block_manager.cache_rules import CachedSequence, Pair, StateBlocks, StateMoves
 from block_manager.ledger import Ledger
 from block_manager.rules.prefix_book import PrefixBook
-from block_manager.rules.swapping import distinct, place
 
 _FIRST_MARK = 1 << 15
 """Keys of checkpoints end with a number as those of cache groups do, above all of these."""
-_NONE = -1
 
 
 class StateTables:
@@ -123,7 +121,7 @@ class StateTables:
         return moves
 
     def confirm(self, sequence: CachedSequence) -> None:
-        """Make checkpoints available as prefixes whose last tokens are known now."""
+        """Make checkpoints available as prefixes, as far as their last tokens are known now."""
         for kept in self._unnamed.pop(sequence.name, []):
             if kept.num_tokens > len(sequence.token_ids):
                 self._unnamed.setdefault(sequence.name, []).append(kept)
@@ -150,29 +148,28 @@ class StateTables:
 
     def num_to_swap_out(self, sequences: Iterable[CachedSequence]) -> int:
         """Host blocks for their states."""
-        return len(distinct((self.ledger.tables[s.name] for s in sequences), _NONE))
+        return len(self._distinct(sequences, self.ledger.tables))
 
     def swap_out(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Move their states to the host, shared ones once."""
         placed: dict[int, int] = {}
         for sequence in sequences:
             blocks = self.ledger.tables.pop(sequence.name)
-            self.ledger.host_tables[sequence.name] = [place(block, placed, self.ledger.cpu) for block in blocks]
+            self.ledger.host_tables[sequence.name] = [self.ledger.cpu.place(block, placed) for block in blocks]
             self._pool.release(blocks)
         return list(placed.items())
 
     def num_to_swap_in(self, sequences: Sequence[CachedSequence]) -> int:
         """Device blocks for their states, and for the copies that their next step makes."""
         tables = self.ledger.host_tables
-        num_moved = len(distinct((tables[s.name] for s in sequences), _NONE))
-        return num_moved + self.num_to_extend(sequences, tables, self.ledger.cpu.refs)
+        return len(self._distinct(sequences, tables)) + self.num_to_extend(sequences, tables, self.ledger.cpu.refs)
 
     def swap_in(self, sequences: Sequence[CachedSequence]) -> list[Pair]:
         """Move their states back, shared ones once."""
         placed: dict[int, int] = {}
         for sequence in sequences:
             blocks = self.ledger.host_tables.pop(sequence.name)
-            self.ledger.tables[sequence.name] = [place(block, placed, self._pool) for block in blocks]
+            self.ledger.tables[sequence.name] = [self._pool.place(block, placed) for block in blocks]
             self.ledger.cpu.release(blocks)
         return list(placed.items())
 
@@ -185,6 +182,10 @@ class StateTables:
             self._drop_unnamed(kept)
 
     # --- internals --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _distinct(sequences: Iterable[CachedSequence], tables: Mapping[str, list[int]]) -> set[int]:
+        return {block for sequence in sequences for block in tables[sequence.name]}
 
     def _num_free(self, blocks: Sequence[int]) -> int:
         return [self._pool.refs[block] for block in blocks].count(0)

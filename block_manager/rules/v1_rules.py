@@ -190,7 +190,7 @@ class V1PoolRules(PoolRules):
             self._prefixes.retract(sequence, num_computed_tokens)
 
     def states_beside(self, ledger: Ledger, num_blocks: int, checkpoint_tokens: int) -> StateTables:
-        """Tables of states, whose checkpoints have these rules' hashes; see `StateTables`."""
+        """Tables of states, with checkpoints by these rules' hashes; see `StateTables`."""
         return StateTables(ledger, num_blocks, checkpoint_tokens, self._prefixes)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ LONGER = [*range(7), 99, 1]
 
 
 def test_a_checkpoint_of_tokens_in_flight_is_a_hit_once_they_are_known() -> None:
-    """R151: it is free and may be evicted meanwhile, which costs nobody a block."""
+    """R151: it is free meanwhile, and may be evicted."""
     rules = make(distance=8)
     a = ahead(rules)
     assert rules.num_free_gpu == 40 - 4 and rules.lookup(prompt("b/0", LONGER)).num_tokens == 4
