@@ -17,7 +17,7 @@ from scheduler_svc.observe import memory_view
 from svc_common.errors import ConfigError, InvalidArgument, OutOfRange
 from tests.support.core.builders import answer, hash_free, make_request, one_step
 from tests.support.core.preset_lives import POLICIES, live
-from tests.support.core.quire_builders import running
+from tests.support.core.quire_builders import quire_core, request, running, serve
 
 Record = Callable[[str, object], None]
 MODERN = [name for name in POLICIES if presets.preset(name).has("cache groups")]
@@ -74,8 +74,8 @@ def test_many_random_lives(policy: str, several: bool, record_property: Record) 
 
 def served(core: Scheduler, *requests: Request) -> list[StepPlan]:
     """All plans until these have ended."""
-    for request in requests:
-        core.add(request)
+    for each in requests:
+        core.add(each)
     plans = []
     while core.has_unfinished:
         for plan in core.schedule(float(len(plans))):
@@ -131,8 +131,8 @@ def test_checkpoints_change_no_schedule_where_nothing_repeats(policy: str, mode:
         knobs = {"preemption_mode": mode, "restraint": None, "makes_way": False} if mode else {}
         core = presets.build(policy, replace(limits, max_num_batched_tokens=64), **knobs)
         requests = [make_request(name, 9 + 5 * i, 20, arrival=float(i)) for i, name in enumerate("abcdef")]
-        for request in requests:
-            request.no_cache_reuse = True
+        for each in requests:
+            each.no_cache_reuse = True
         plans = served(core, *requests)
         assert any(plan.states and plan.states.to_keep for plan in plans) is caching
         assert any(plan.preempted for plan in plans)
@@ -189,6 +189,19 @@ def test_beams_that_were_preempted_each_compute_their_own_states() -> None:
             )
         )
     assert len(names) == 2 and all(shares[:2] == [(0, 20), (20, 1)] for shares in computed.values())
+
+
+def test_restraint_counts_states() -> None:
+    """R52: of 26 blocks, two requests that grow to 32 tokens take 8 each, and 3 of states, or 6."""
+    for num_states, started in ((3, ["a", "b"]), (6, ["a"])):
+        limits = {"num_gpu_blocks": 27, "num_state_blocks": num_states, "checkpoint_tokens": 4}
+        core = quire_core(limits, restraint="expected_peak", caution=1.0)
+        core.add(request("a", 8, max_tokens=24))
+        core.add(request("b", 8, max_tokens=24, at=1.0))
+        [plan] = core.schedule(0.0)
+        assert running(core) == started
+        core.update(answer(plan))
+        serve(core)
 
 
 # --- sizes and reports -----------------------------------------------------------------------------------------------
