@@ -7,7 +7,7 @@ and changes nothing, `x` does it. Nothing here depends on a scheduler's types.
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from block_manager.ledger import Ledger
 
@@ -79,7 +79,7 @@ class PrefixHit:
     """Blocks of the longest cached prefix, in logical order, and the number of tokens they hold.
 
     As in block tables, there is one block for each cache group at each position, and null blocks stand for those behind
-    a sliding window.
+    a sliding window. With states, the blocks of the checkpoint behind that many tokens come first (`rules/state_tables`).
     """
 
     block_ids: tuple[int, ...] = ()
@@ -97,6 +97,26 @@ class Growth:
     added: list[int] = field(default_factory=list)
     copies: list[Pair] = field(default_factory=list)
     rewritten: bool = False
+
+
+class StateBlocks(NamedTuple):
+    """Blocks with the states of a sequence after its first `num_tokens` tokens."""
+
+    name: str
+    num_tokens: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoves:
+    """What a step reads and writes besides the blocks in tables, for models with states.
+
+    `to_read`: of sequences that begin with the states in these blocks instead of their own. `to_keep`: checkpoints, into
+    which states are copied during the step.
+    """
+
+    to_read: list[StateBlocks] = field(default_factory=list)
+    to_keep: list[StateBlocks] = field(default_factory=list)
 
 
 class CacheRules(Protocol):
@@ -181,8 +201,11 @@ class CacheRules(Protocol):
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """Let the child share all blocks of its parent; no-op if the parent has no table."""
 
-    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Record that the step with these sequences is planned: set access times and count its KV as computed."""
+    def commit(self, sequences: Sequence[CachedSequence], now: float) -> StateMoves | None:
+        """Record that the step with these sequences is planned: set access times and count its KV as computed.
+
+        Returns what the step reads and keeps of states; None if the model has none.
+        """
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Leading blocks common to all of them that need no computing; never the last block of a table."""

@@ -17,7 +17,7 @@ def check(ledger: Ledger) -> list[str]:
     found = []
     for rank, part in enumerate(parts := ledger.parts()):
         of_rank = f" of rank {rank}" if len(parts) > 1 else ""
-        found += _check_pool(f"device{of_rank}", part.gpu, part.tables.values())
+        found += _check_pool(f"device{of_rank}", part.gpu, [*part.tables.values(), *part.reading.values()])
         found += _check_pool(f"host{of_rank}", part.cpu, part.host_tables.values())
     return found
 

@@ -1,30 +1,38 @@
 """The account of all blocks: a device pool, a host pool, and the block table of every live sequence."""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from block_manager.pool import BlockPool, PoolCounts
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """Pool counts, and the reference count of each block in use by name ("g3", "c0"); shown by `quire blocks`."""
+    """Pool counts, and the reference count of each block in use by name ("g3", "c0"); shown by `quire blocks`.
+
+    `num_state_blocks`: as in `Ledger`.
+    """
 
     block_size: int
     gpu: PoolCounts
     cpu: PoolCounts
     refs: dict[str, int]
+    num_state_blocks: int = 0
 
 
 class Ledger:
     """Owner of the pools and tables. Only cache rules modify it; tables hold device block ids in logical order.
 
     `num_groups`: block ids for each position of a table (`GroupedLedger`). `windows`: of the cache groups that have
-    one, in tokens; a model with one group has none here.
+    one, in tokens; a model with one group has none here. `num_state_blocks`: the first blocks of each table, which hold
+    states and no positions. `reading`: lists of referenced blocks that are in no table, by sequence (`StateTables`).
     """
 
     num_groups = 1
     windows: tuple[int, ...] = ()
+    num_state_blocks = 0
+    reading: Mapping[str, list[int]] = MappingProxyType({})
 
     def __init__(self, block_size: int, gpu: BlockPool, cpu: BlockPool) -> None:
         self.block_size = block_size
@@ -51,20 +59,25 @@ class Ledger:
 
     def room(self, name: str) -> int:
         """Tokens that the sequence's device table has slots for; 0 without one."""
-        return len(self.tables.get(name, ())) // self.num_groups * self.block_size
+        return len(self._positions(name)) // self.num_groups * self.block_size
 
     def blocks_behind(self, name: str, num_tokens: int) -> list[int]:
         """Blocks of the sequence's device table that hold tokens behind the first `num_tokens`."""
-        return self.tables.get(name, [])[num_tokens // self.block_size * self.num_groups :]
+        return self._positions(name)[num_tokens // self.block_size * self.num_groups :]
 
     def num_shared_tokens(self, name: str) -> int:
         """Tokens in the leading blocks of a device table that other tables contain too."""
-        refs, table, step = self.gpu.refs, self.tables.get(name, ()), self.num_groups
+        refs, table, step = self.gpu.refs, self._positions(name), self.num_groups
         for at in range(0, len(table), step):
             counts = [refs[block] for block in table[at : at + step]]
             if 1 in counts or not any(counts):
                 return at // step * self.block_size
         return len(table) // step * self.block_size
+
+    def _positions(self, name: str) -> list[int]:
+        """The sequence's device table without states."""
+        table = self.tables.get(name, [])
+        return table[self.num_state_blocks :] if self.num_state_blocks else table
 
     def parts(self) -> Sequence["Ledger"]:
         """Ledgers that each must balance: itself, or one per device."""
@@ -88,4 +101,4 @@ class Ledger:
         """Current counts and references."""
         refs = {f"g{b}": n for b, n in enumerate(self.gpu.refs) if n}
         refs.update({f"c{b}": n for b, n in enumerate(self.cpu.refs) if n})
-        return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs)
+        return PoolReport(self.block_size, self.gpu.counts(), self.cpu.counts(), refs, self.num_state_blocks)

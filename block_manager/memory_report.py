@@ -74,9 +74,11 @@ def paged_memory(
     *,
     placeholders: Collection[Hashable] = (),
     num_groups: int = 1,
+    num_state_blocks: int = 0,
 ) -> PagedMemory:
     """Count the tables. `placeholders`: placeholders without cost, such as the null block of a sliding window.
-    `num_groups`: blocks at each position of a table; each has slots for the same tokens.
+    `num_groups`: blocks at each position of a table; each has slots for the same tokens. `num_state_blocks`: the first
+    blocks of each table, which have no slots.
 
     A block that occurs twice in a table counts once.
     """
@@ -88,7 +90,7 @@ def paged_memory(
         if not sequence.blocks:
             continue
         own = set(sequence.blocks) - free_of_cost
-        room = len(sequence.blocks) // num_groups * block_size
+        room = (len(sequence.blocks) - num_state_blocks) // num_groups * block_size
         waste = max(0, room - sequence.num_tokens)
         for last in sequence.blocks[-num_groups:]:
             last_blocks[last] = min(waste, last_blocks.get(last, waste))

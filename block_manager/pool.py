@@ -131,6 +131,16 @@ class BlockPool:
                 raise ValueError(f"block {block} is already free")
         self._free(freed)
 
+    def place(self, source: int, placed: dict[int, int]) -> int:
+        """The block that takes the contents of another pool's block `source`: a new one, or one more reference to the one
+        placed before. `placed`: by source.
+        """
+        if source in placed:
+            self.share([placed[source]])
+        else:
+            [placed[source]] = self.allocate(1)
+        return placed[source]
+
     def reserve(self) -> int:
         """Take a block out of use permanently, as a placeholder that no sequence owns. IndexError if none is free."""
         [block] = self.allocate(1)

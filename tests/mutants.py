@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COPIED = ("block_manager", "scheduler_svc", "svc_common", "protos", "tests", "pyproject.toml")
 CORE = "scheduler_svc/core"
+STATES = "block_manager/rules/state_tables.py"
+OF_STATES = "tests/block_manager/rules/test_state_tables.py"
 NOT_COPIED = shutil.ignore_patterns(
     "__pycache__", "*.json", "fuzz", "compose", "clients", "e2e", "lab", "gateway", "quire"
 )
@@ -76,8 +78,8 @@ MUTANTS = (
     Mutant(
         "peak-half-blocks",
         f"{CORE}/parts/admission_forecast.py",
-        "half_full = tables.num_groups * width / 2",
-        "half_full = 0 * width",
+        "besides = tables.num_besides * width",
+        "besides = 0 * width",
     ),
     Mutant(
         "peak-freed-blocks",
@@ -122,6 +124,12 @@ MUTANTS = (
         "state.cache.num_blocks_to_swap_in(group.live, num_lookahead)",
         "state.cache.num_blocks_to_swap_in(group.live)",
     ),
+    Mutant("states-are-shared", STATES, "self._pool.refs[block] > 1 for", "self._pool.refs[block] > 9 for", OF_STATES),
+    Mutant("checkpoint-in-place", STATES, "            self._unregister(checkpoint)\n", "", OF_STATES),
+    Mutant("checkpoints-read-early", STATES, "(*moves.to_keep, *moves.to_read)", "(*moves.to_keep,)", OF_STATES),
+    Mutant("checkpoints-of-failed-steps", STATES, "while (block := self._pool", "if (block := self._pool", OF_STATES),
+    Mutant("checkpoints-that-were-lost", STATES, "elif self._drop_unnamed(kept) and", "elif", OF_STATES),
+    Mutant("states-in-needs", STATES, "self.num_blocks * num_sequences + ", "", OF_STATES),
 )
 
 

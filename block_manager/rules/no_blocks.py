@@ -1,6 +1,6 @@
 """Cache rules for models without KV: embedding and attention-free models."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
 from block_manager.ledger import Ledger
@@ -70,7 +70,7 @@ class NoBlocks:
         if parent.name in self.ledger.tables:
             self.ledger.tables[child.name] = []
 
-    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+    def commit(self, sequences: Sequence[CachedSequence], now: float) -> None:
         """No-op."""
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:

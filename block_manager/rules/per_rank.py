@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 
-from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit
+from block_manager.cache_rules import AllocStatus, CachedSequence, Growth, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger, PoolReport
 from block_manager.pool import PoolCounts
 from block_manager.rules.grouped_rules import GroupedRules
@@ -23,6 +23,7 @@ class PerRankLedger(Ledger):
         super().__init__(ranks[0].block_size, ranks[0].gpu, ranks[0].cpu)
         self.ranks = ranks
         self.num_groups, self.windows = ranks[0].num_groups, ranks[0].windows
+        self.num_state_blocks = ranks[0].num_state_blocks
         self.tables = ChainMap(*[ledger.tables for ledger in ranks])
         self.host_tables = ChainMap(*[ledger.host_tables for ledger in ranks])
 
@@ -59,7 +60,8 @@ class PerRankLedger(Ledger):
         """Counts summed over all ranks; references by block name as in `named_tables`."""
         reports = [ledger.report() for ledger in self.ranks]
         refs = {_at(block, rank): n for rank, report in enumerate(reports) for block, n in report.refs.items()}
-        return PoolReport(self.block_size, _sum(r.gpu for r in reports), _sum(r.cpu for r in reports), refs)
+        gpu, cpu = _sum(r.gpu for r in reports), _sum(r.cpu for r in reports)
+        return PoolReport(self.block_size, gpu, cpu, refs, self.num_state_blocks)
 
 
 class PerRankRules:
@@ -174,10 +176,9 @@ class PerRankRules:
         """Share the parent's blocks on its rank."""
         self._of(parent).fork(parent, child)
 
-    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
-        """Commit each sequence on its rank."""
-        for sequence in sequences:
-            self._of(sequence).commit([sequence], now)
+    def commit(self, sequences: Sequence[CachedSequence], now: float) -> StateMoves | None:
+        """Commit the sequences of a step, which are of one rank."""
+        return self._of(sequences[0]).commit(sequences, now) if sequences else None
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Leading blocks that need no computing, on its rank."""

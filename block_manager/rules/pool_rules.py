@@ -1,10 +1,10 @@
 """What cache rules over one device pool have in common: exact needs, compared with the pool's free blocks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
-from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit
+from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger
 
 
@@ -129,13 +129,17 @@ class PoolRules(NoSwap, ABC):
         return self.num_to_extend(sequences, num_new_tokens)
 
     def _when(self, num_needed: int) -> AllocStatus:
-        reserve = self.watermark_blocks if self.ledger.tables else 0
-        return AllocStatus.OK if self._pool.num_free - num_needed >= reserve else AllocStatus.LATER
+        return AllocStatus.OK if self._has_room(num_needed) else AllocStatus.LATER
+
+    def _has_room(self, num_needed: int) -> bool:
+        """True if so many blocks are free beside the watermark, which is waived on an empty device."""
+        return self._pool.num_free - num_needed >= (self.watermark_blocks if self.ledger.tables else 0)
 
     # --- what needs no blocks -----------------------------------------------------------------------------------------
 
-    def commit(self, sequences: Iterable[CachedSequence], now: float) -> None:
+    def commit(self, sequences: Sequence[CachedSequence], now: float) -> StateMoves | None:
         """No-op: blocks are registered when they are allocated, and reused in the order in which they were freed."""
+        return None
 
     def num_computed_blocks(self, sequences: Sequence[CachedSequence]) -> int:
         """Return 0: cached tokens are never scheduled here, so hits save token budget instead."""

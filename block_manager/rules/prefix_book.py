@@ -133,7 +133,7 @@ class PrefixBook:
         end = self._ends[sequence.name]
         if self.enabled:
             # Blocks of an older sample were found without hashing, and a chain of a snapshot must be taken up again.
-            self._hashes(sequence, end.num_registered)
+            self.hashes(sequence, end.num_registered)
             end.chain = self._chains[sequence.name]
         return end
 
@@ -158,6 +158,14 @@ class PrefixBook:
         for block in end.table[first:]:
             self._ledger.gpu.unregister(block)
 
+    def hashes(self, sequence: CachedSequence, num_blocks: int) -> list[bytes]:
+        """Hashes of at least its first `num_blocks` blocks, which must be full."""
+        chain = self._chains.get(sequence.name)
+        if chain is None:
+            salt = chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
+            chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt, self._rename)
+        return chain.upto(sequence.token_ids, num_blocks)
+
     def close(self, name: str) -> None:
         """Stop tracking the table of a sequence."""
         self._ends.pop(name, None)
@@ -168,17 +176,9 @@ class PrefixBook:
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
-    def _hashes(self, sequence: CachedSequence, num_blocks: int) -> list[bytes]:
-        """Hashes of at least its first `num_blocks` blocks, which must be full."""
-        chain = self._chains.get(sequence.name)
-        if chain is None:
-            salt = chain_salt(sequence.lora_id, sequence.cache_salt, self._rename)
-            chain = self._chains[sequence.name] = HashChain(self._ledger.block_size, salt, self._rename)
-        return chain.upto(sequence.token_ids, num_blocks)
-
     def _keys(self, sequence: CachedSequence, first: int, end: int) -> list[bytes]:
         """Keys in the pool of its blocks from `first` to `end`, which must be full."""
-        hashes = self._hashes(sequence, end)[first:end]
+        hashes = self.hashes(sequence, end)[first:end]
         return [block_hash + self._mark for block_hash in hashes] if self._mark else hashes
 
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:

@@ -90,7 +90,7 @@ class QuireRules(V1PoolRules, SwapNeeds):
         placed = {NULL: self._host_null}
         for sequence in sequences:
             table = self.ledger.tables[sequence.name]
-            self.ledger.host_tables[sequence.name] = [_place(block, placed, self.ledger.cpu) for block in table]
+            self.ledger.host_tables[sequence.name] = [self.ledger.cpu.place(block, placed) for block in table]
         for sequence in sequences:
             super().release(sequence)
         return list(placed.items())[1:]
@@ -128,7 +128,7 @@ class QuireRules(V1PoolRules, SwapNeeds):
         for sequence in sequences:
             table = self.ledger.host_tables.pop(sequence.name)
             self.ledger.tables[sequence.name] = [
-                kept[block] if block in kept else _place(block, placed, self._pool) for block in table
+                kept[block] if block in kept else self._pool.place(block, placed) for block in table
             ]
             self.ledger.cpu.release(reversed(table))
             self._prefixes.open(sequence, num_leading(self._host_null, table))
@@ -168,12 +168,3 @@ def _num_sure_tokens(sequence: CachedSequence) -> int:
 
 def _distinct(tables: list[list[int]], null: int) -> set[int]:
     return {block for table in tables for block in table} - {null}
-
-
-def _place(source: int, placed: dict[int, int], pool: BlockPool) -> int:
-    """The block that takes the contents of `source`: a new one, or one more reference to the one placed before."""
-    if source in placed:
-        pool.share([placed[source]])
-    else:
-        [placed[source]] = pool.allocate(1)
-    return placed[source]

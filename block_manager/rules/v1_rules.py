@@ -14,6 +14,7 @@ from block_manager.pool import BlockPool
 from block_manager.rules.cache_groups import NULL, longest_hit, num_behind, num_leading
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.prefix_book import PrefixBook, TableEnd
+from block_manager.rules.state_tables import StateTables
 
 
 class V1PoolRules(PoolRules):
@@ -187,6 +188,10 @@ class V1PoolRules(PoolRules):
         """Unregister the blocks from that token offset on: their KV was never computed. No-op without a table."""
         if sequence.name in self.ledger.tables:
             self._prefixes.retract(sequence, num_computed_tokens)
+
+    def states_beside(self, ledger: Ledger, num_blocks: int, checkpoint_tokens: int) -> StateTables:
+        """Tables of states, with checkpoints by these rules' hashes; see `StateTables`."""
+        return StateTables(ledger, num_blocks, checkpoint_tokens, self._prefixes)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 

@@ -85,14 +85,7 @@ class InProcessEngine:
         self.limits: common_pb2.ModelLimits = engine.load(progress)
         self.limits.max_model_len = max_model_len = choice.max_model_len(self.limits.max_model_len)
         memory = self.memory = engine.profile(*choice.largest_step(max_model_len))
-        size = WorkerSize(
-            memory.block_size,
-            memory.num_gpu_blocks,
-            memory.num_cpu_blocks,
-            max_model_len,
-            self.limits.sliding_window,
-            self.limits.cache_windows,
-        )
+        size = WorkerSize.of(memory, self.limits)
         fit = choice.core_limits(size)
         engine.allocate(fit.num_gpu_blocks, fit.num_cpu_blocks)
         self._adapters = InProcessAdapters(self.limits.model, engine, adapters)

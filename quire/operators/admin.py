@@ -194,14 +194,15 @@ def _fields_json(message: Any) -> dict[str, int]:
 
 
 def blocks_json(response: admin_pb2.GetBlocksResponse) -> dict[str, Any]:
-    """Block pools, tables and reference counts as JSON values."""
-    return {
+    """Block pools, tables and reference counts as JSON values; with states also how many blocks of each table hold them."""
+    values = {
         "block_size": response.block_size,
         "gpu": _fields_json(response.gpu),
         "cpu": _fields_json(response.cpu),
         "tables": _tables_json(response.tables),
         "refs": {name: response.refs[name] for name in sorted(response.refs, key=_block_order)},
     }
+    return values | ({"num_state_blocks": response.num_state_blocks} if response.num_state_blocks else {})
 
 
 def _scheduled_json(group: admin_pb2.ScheduledGroup) -> dict[str, Any]:
@@ -252,7 +253,9 @@ def blocks_text(response: admin_pb2.GetBlocksResponse) -> str:
         lines.append(f"{name}: {pool.total} blocks, {pool.free} free, {pool.cached} of these cached")
     shared = {name: count for name, count in response.refs.items() if count > 1}
     for table in response.tables:
-        lines.append(f"{table.sequence}: {' '.join(table.blocks)}")
+        of_states, of_tokens = table.blocks[: response.num_state_blocks], table.blocks[response.num_state_blocks :]
+        states = f"states {' '.join(of_states)}, tokens " if of_states else ""
+        lines.append(f"{table.sequence}: {states}{' '.join(of_tokens)}")
     if shared:
         names = sorted(shared, key=_block_order)
         lines.append("shared: " + ", ".join(f"{name} by {shared[name]}" for name in names))

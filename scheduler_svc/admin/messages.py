@@ -20,6 +20,7 @@ def blocks_message(core: AnyCore) -> admin_pb2.GetBlocksResponse:
         tables=[admin_pb2.BlockTable(sequence=s, blocks=b) for s, b in core.block_tables().items()],
         refs=pools.refs,
         step=core.step,
+        num_state_blocks=pools.num_state_blocks,
     )
 
 

@@ -16,12 +16,12 @@ def fail(step: int, why: str, state: CoreState, flights: PlansInFlight) -> list[
 
     Sequences in later plans that may have built on the KV it was to compute are recomputed.
     """
-    shares = flights.land_as_objects(step)
+    reduced, shares = flights.is_reduced(step), flights.land_as_objects(step)
     alive = [flight for flight in shares if not flight.sequence.status.is_finished]
     later = flights.groups_built_on(alive)
     for flight in alive:
         state.cache.retract(flight.sequence, flight.computed_before)
-    if later or len(alive) < len(shares) or any(flight.has_left for flight in alive):
+    if later or reduced or len(alive) < len(shares) or any(flight.has_left for flight in alive):
         state.cache.reset_prefixes()
     ended = [state.retire(f.sequence, SequenceStatus.FINISHED_ABORTED, why) for f in alive]
     for flight in alive:

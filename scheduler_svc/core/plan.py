@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from block_manager.cache_rules import Pair
+from block_manager.cache_rules import Pair, StateMoves
 from scheduler_svc.core.entries import EndedSequence, ScheduledSequence, SequenceTokens, StepGrant
 from scheduler_svc.core.fast_decode.rows import Ints
 from scheduler_svc.core.fast_decode.share import FastRuns, FastShare
@@ -60,6 +60,7 @@ class StepPlan:
     - `placed`: by image (`live_move`), pairs of index in it and device block, placed before all other moves; the image is then
       dropped.
     - `swapped_in`, `swapped_out`, `copied`: number of pairs of each request.
+    - `states`: see `StateMoves`; None if the model has none.
     - `fast`: None where no row is scheduled.
     - `events`: changes of state and reason since the last plan.
     - `grant`: steps that the worker may repeat after this one; None where there are none.
@@ -82,6 +83,7 @@ class StepPlan:
     swapped_in: Mapping[str, int] = field(default_factory=dict)
     swapped_out: Mapping[str, int] = field(default_factory=dict)
     copied: Mapping[str, int] = field(default_factory=dict)
+    states: StateMoves | None = None
     preempted: list[tuple[str, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from block_manager.cache_rules import Growth, Pair
+from block_manager.cache_rules import Growth, Pair, StateMoves
 from scheduler_svc.core.entries import BlockMoves, SequenceInFlight, StepGrant
 from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.parts.budget import StepBudget
@@ -41,6 +41,7 @@ class PlanBuilder:
     swap_in: BlockMoves = field(default_factory=BlockMoves)
     swap_out: BlockMoves = field(default_factory=BlockMoves)
     copy: BlockMoves = field(default_factory=BlockMoves)
+    states: StateMoves | None = None
     preempted: list[tuple[str, str]] = field(default_factory=list)
     num_preempted: int = 0
     lookups: list[tuple[str, int]] = field(default_factory=list)
@@ -97,7 +98,9 @@ class PlanBuilder:
         return entry.num_tokens
 
     def commit(self, state: CoreState) -> None:
-        """Commit the step to the cache: record which blocks count as computed and when they were accessed."""
+        """Commit the step to the cache: record which blocks count as computed and when they were accessed, and take what it
+        reads and keeps of states.
+        """
         by_group: dict[int, list[SequenceInFlight]] = {}
         for entry in self.entries.values():
             by_group.setdefault(id(entry.sequence.group), []).append(entry)
@@ -107,7 +110,7 @@ class PlanBuilder:
                 for entry in together:
                     entry.num_cached_blocks = num_cached
         planned = [entry.sequence for entry in self.entries.values()]
-        state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
+        self.states = state.cache.commit([*planned, *self._idle_siblings(planned)], self.now)
 
     def _idle_siblings(self, planned: list[Sequence]) -> list[Sequence]:
         """Live sequences without a share in groups that have one; their scheduled token count is set to 0."""
@@ -143,6 +146,7 @@ class PlanBuilder:
             swapped_in=self.swap_in.by_request,
             swapped_out=self.swap_out.by_request,
             copied=self.copy.by_request,
+            states=self.states,
             preempted=self.preempted,
             left=self._take_left(state) if state.left else [],
             finished=finished,

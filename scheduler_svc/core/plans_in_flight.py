@@ -17,6 +17,7 @@ class PlansInFlight:
         self._state = state
         self._by_step: dict[int, list[SequenceInFlight]] = {}
         self._moved: dict[int, list[str]] = {}
+        self._reduced: dict[int, None] = {}
 
     def __bool__(self) -> bool:
         """True if any plan is in flight."""
@@ -36,6 +37,7 @@ class PlansInFlight:
         Those of groups that were preempted and started on another worker group since are dropped: their tokens are computed there.
         """
         self._moved.pop(step, None)
+        self._reduced.pop(step, None)
         shares, here = self._by_step.pop(step, []), self._state.number
         if len(self._state.shared.workers) == 1:
             return shares
@@ -51,10 +53,15 @@ class PlansInFlight:
         rows = [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
         return sorted([*shares, *rows], key=lambda flight: flight.ticket)
 
+    def is_reduced(self, step: int) -> bool:
+        """True if results of that plan may be ignored (`discard`): it has more to compute than its shares."""
+        return step in self._reduced
+
     def clear(self) -> None:
         """Drop all plans in flight."""
         self._state.fast_rows.dissolve()
         self._by_step.clear()
+        self._reduced.clear()
         self._moved.clear()
 
     def clear_lane(self, lane: int) -> None:
@@ -64,10 +71,12 @@ class PlansInFlight:
             if not flights or flights[0].sequence.lane == lane:
                 del self._by_step[step]
                 self._moved.pop(step, None)
+                self._reduced.pop(step, None)
 
     def discard(self, sequences: list[Sequence]) -> None:
         """Ignore the results for these sequences; their plans stay in flight."""
         names = {sequence.name for sequence in sequences}
+        self._reduced.update(dict.fromkeys(self._by_step))
         for step, flights in self._by_step.items():
             self._by_step[step] = [flight for flight in flights if flight.sequence.name not in names]
         self._state.fast_rows.discard([sequence.group for sequence in sequences])

@@ -149,6 +149,10 @@ class Scheduler:
             raise InvalidArgument.field("committed", "must hold the first token of the only sample, which is prefilled")
         if self.num_workers > 1:
             raise InvalidArgument.field("committed", "cannot be taken over: which worker has its KV is not said")
+        if self.limits.num_state_blocks:
+            raise InvalidArgument.field(
+                "committed", "cannot be taken over: the model has states, which are not in blocks of KV"
+            )
         self.add(request)
         [sequence], [worker] = request.sequences, self.workers
         state, num_computed = worker.state, sequence.num_tokens - 1
@@ -242,7 +246,12 @@ class Scheduler:
         self._shared.is_warming_up = on
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
-        """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored."""
+        """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored.
+
+        InvalidArgument for a model with states, which cannot take back a token.
+        """
+        if drafts and self.limits.num_state_blocks:
+            raise InvalidArgument.field("drafts", "must be empty: the model has states, which cannot take back a token")
         for name, tokens in drafts.items():
             if (sequence := self._find(name)) is not None:
                 sequence.draft_token_ids = list(tokens)

@@ -178,6 +178,14 @@ class CoreState:
         """Sequences that the running groups have or will have."""
         return sum(group.max_num_running_seqs for group in self.running) if self.shared.num_wide else len(self.running)
 
+    def num_shared_at_start(self, first: Sequence) -> int:
+        """Tokens of its siblings that the first sequence of a group computes for them: those in full blocks of the prompt.
+
+        None of a model with states, which each sequence computes itself.
+        """
+        size = self.limits.block_size
+        return 0 if self.limits.num_state_blocks else first.num_prompt_tokens // size * size
+
     def take_out(self, group: Group) -> None:
         """Remove a group from its queue."""
         if group.place is QueueKind.RUNNING:

@@ -42,15 +42,7 @@ class Workers:
     @property
     def size(self) -> WorkerSize:
         """The sizes that core limits depend on."""
-        cache = self.cache
-        return WorkerSize(
-            cache.block_size,
-            cache.num_gpu_blocks,
-            cache.num_cpu_blocks,
-            self.limits.max_model_len,
-            self.limits.sliding_window,
-            self.limits.cache_windows,
-        )
+        return WorkerSize.of(self.cache, self.limits)
 
 
 def pool_of(owned: OwnedStream) -> PoolSize:

@@ -40,7 +40,13 @@ def _paged(state: CoreState) -> PagedMemory:
         for sequence in request.unfinished
         if sequence.name in ledger.tables
     ]
-    return paged_memory(held, ledger.block_size, placeholders=ledger.gpu.reserved, num_groups=ledger.num_groups)
+    return paged_memory(
+        held,
+        ledger.block_size,
+        placeholders=ledger.gpu.reserved,
+        num_groups=ledger.num_groups,
+        num_state_blocks=ledger.num_state_blocks,
+    )
 
 
 def _demand(state: CoreState, group: Group) -> ContiguousDemand:

@@ -4,7 +4,7 @@ In fast decode, names, token counts and flags equal those of the lane's step bef
 computed before; such a step shares its `StepShapeColumns` with the one before.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.cache_rules import StateBlocks
 from scheduler_svc.core.fast_decode.share import FastShare
 from scheduler_svc.core.plan import BatchSignature, EndedSequence, ScheduledSequence, StepPlan
 from svc_common import wire_arrays
@@ -81,8 +82,8 @@ class PlanRecord:
 
     `first_computed`: tokens of the first sequence computed before the step.
     `blocks`: repeated (index in the plan, count, new block ids...). `drafts`, `cached_blocks`: [index, number]
-    where nonzero. `ended`: in the form of `ending_of`. `num_granted_steps`, `is_repeat`, `revoked`: see
-    `policies/mixed/decode_grants`.
+    where nonzero. `states_to_read`, `states_to_keep`: [index, number of tokens, blocks...]. `ended`: in the form of
+    `ending_of`. `num_granted_steps`, `is_repeat`, `revoked`: see `policies/mixed/decode_grants`.
     """
 
     step: int
@@ -103,6 +104,8 @@ class PlanRecord:
     swap_in: Pairs = ()
     swap_out: Pairs = ()
     copy: Pairs = ()
+    states_to_read: Pairs = ()
+    states_to_keep: Pairs = ()
     preempted: Sequence[Sequence[str]] = ()
     left: Sequence[str] = ()
     finished: Sequence[str] = ()
@@ -221,6 +224,14 @@ def _add_rare(record: PlanRecord, plan: StepPlan) -> None:
             setattr(record, name, [list(item) for item in items])
     if plan.ended:
         record.ended = endings(plan.ended)
+    if plan.states is not None:
+        places = {name: at for at, name in enumerate(record.shape.names)}
+        record.states_to_read = _states(plan.states.to_read, places) or ()
+        record.states_to_keep = _states(plan.states.to_keep, places) or ()
+
+
+def _states(moves: Sequence[StateBlocks], places: Mapping[str, int]) -> list[list[int]]:
+    return [[places[each.name], each.num_tokens, *each.block_ids] for each in moves]
 
 
 def _shape(entries: list[ScheduledSequence], first_computed: int, last: StepShapeColumns | None) -> StepShapeColumns:

@@ -5,9 +5,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from block_manager.hashing import HashRename
+from protos.common.v1 import common_pb2
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.composition.live_change import LIVE_KNOBS, LIVE_LIMITS, LIVE_TASK_KNOBS
 from scheduler_svc.core.limits import CoreLimits, PoolSize
@@ -45,7 +46,7 @@ def located(error: ConfigError, given: Mapping[str, Assignment], otherwise: str)
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
     """The sizes of a worker that core limits depend on. `sliding_window`: of all layers of its model, in
-    tokens; 0 = some layer has none. `cache_windows`: as in `CoreLimits`."""
+    tokens; 0 = some layer has none. The rest: as in `CoreLimits`."""
 
     block_size: int
     num_gpu_blocks: int
@@ -53,6 +54,38 @@ class WorkerSize:
     max_model_len: int
     sliding_window: int = 0
     cache_windows: Sequence[int] = ()
+    num_state_blocks: int = 0
+    checkpoint_tokens: int = 0
+
+    @classmethod
+    def of(cls, counts: "Counts", limits: common_pb2.ModelLimits) -> "WorkerSize":
+        """The sizes of a worker with so many blocks."""
+        return cls(
+            block_size=counts.block_size,
+            num_gpu_blocks=counts.num_gpu_blocks,
+            num_cpu_blocks=counts.num_cpu_blocks,
+            max_model_len=limits.max_model_len,
+            sliding_window=limits.sliding_window,
+            cache_windows=limits.cache_windows,
+            num_state_blocks=limits.num_state_blocks,
+            checkpoint_tokens=limits.checkpoint_tokens,
+        )
+
+
+class Counts(Protocol):
+    """What a worker says of its blocks."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    def num_gpu_blocks(self) -> int:
+        """Device blocks, the null block included."""
+
+    @property
+    def num_cpu_blocks(self) -> int:
+        """Host blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +143,8 @@ class PolicyChoice:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             cache_windows=tuple(worker.cache_windows),
+            num_state_blocks=worker.num_state_blocks,
+            checkpoint_tokens=worker.checkpoint_tokens,
             **self._switches(),
         )
         try:

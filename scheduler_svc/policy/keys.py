@@ -35,6 +35,7 @@ ALIASES = {
     "infer.num_blocks": "num_gpu_blocks",
     "infer.block_size": "block_size",
 }
+_NOT_KEYS = ("cache_windows", "num_state_blocks", "checkpoint_tokens", "max_granted_steps")
 _WITHOUT_NULL_BLOCK = "infer.num_blocks"
 _LEAST = {"num_gpu_blocks": 2, "num_cpu_blocks": 0, "long_prefill_token_threshold": 0}
 _MOST = 2**31 - 1
@@ -52,8 +53,8 @@ class Assignment:
 
 
 def limit_names() -> list[str]:
-    """Fields of `CoreLimits` that are keys; grants are a setting of the service, and cache groups the model's."""
-    return [field.name for field in fields(CoreLimits) if field.name not in ("max_granted_steps", "cache_windows")]
+    """Fields of `CoreLimits` that are keys; grants are a setting of the service, cache groups and states the model's."""
+    return [field.name for field in fields(CoreLimits) if field.name not in _NOT_KEYS]
 
 
 def known_keys() -> list[str]:

@@ -70,6 +70,8 @@ def _check_same(address: str, limits: common_pb2.ModelLimits, other: str, known:
         ("block size", str(limits.block_size), str(known.block_size)),
         ("longest sequence", str(limits.max_model_len), str(known.max_model_len)),
         ("cache groups", str([*limits.cache_windows]), str([*known.cache_windows])),
+        ("states' blocks", str(limits.num_state_blocks), str(known.num_state_blocks)),
+        ("distance of checkpoints", str(limits.checkpoint_tokens), str(known.checkpoint_tokens)),
         ("model bundle", limits.bundle_digest[:12], known.bundle_digest[:12]),
     ):
         if ours != theirs:

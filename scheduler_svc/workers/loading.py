@@ -77,15 +77,7 @@ class WorkerLoader:
             worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
         )
         log.info("memory of worker %s:\n%s", self.address, profile.readable)
-        size = WorkerSize(
-            profile.block_size,
-            profile.num_gpu_blocks,
-            profile.num_cpu_blocks,
-            limits.max_model_len,
-            limits.sliding_window,
-            limits.cache_windows,
-        )
-        fit = self._choice.core_limits(size)
+        fit = self._choice.core_limits(WorkerSize.of(profile, limits))
         return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
 
     async def _fetch_bundle(self, stub: worker_pb2_grpc.WorkerServiceStub, digest: str) -> bytes:

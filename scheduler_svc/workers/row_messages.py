@@ -1,7 +1,9 @@
 """Builders of the row tables in `SchedulerOutputs` (worker.proto): added and changed rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from block_manager.cache_rules import StateBlocks
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence
@@ -150,3 +152,12 @@ class ChangedColumns:
             new_token_ids=pack(self.new_token_ids),
             num_draft_tokens=pack(self.num_draft_tokens) if any(self.num_draft_tokens) else b"",
         )
+
+
+def state_blocks(moves: Sequence[StateBlocks], rows: list[int]) -> worker_pb2.StateBlocks:
+    """States of rows as a message. `rows`: the row of each."""
+    return worker_pb2.StateBlocks(
+        rows=wire_arrays.pack(rows),
+        num_tokens=wire_arrays.pack([each.num_tokens for each in moves]),
+        block_ids=wire_arrays.pack([block for each in moves for block in each.block_ids]),
+    )

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from block_manager.cache_rules import StateMoves
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import BatchSignature, ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.worker_values import RowSampling, SampledColumns, WorkerResult
 from scheduler_svc.workers.result import RowResults, read_embeddings, read_prompts, read_rows
-from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row
+from scheduler_svc.workers.row_messages import AddedColumns, ChangedColumns, Row, state_blocks
 from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S
 from svc_common.errors import Internal
@@ -95,6 +96,8 @@ class RowPlanner:
             message.grant.num_steps = plan.grant.num_steps
             message.grant.stop_token_ids = wire_arrays.pack(plan.grant.stop_token_ids)
         _put_pairs(message, plan)
+        if plan.states is not None:
+            self._put_states(message, plan.states)
         return message
 
     def follow(self, plan: StepPlan) -> worker_pb2.SchedulerOutputs:
@@ -128,6 +131,11 @@ class RowPlanner:
             if row.repeats:
                 still.add(entry.name)
         return still
+
+    def _put_states(self, message: worker_pb2.SchedulerOutputs, states: StateMoves) -> None:
+        for moves, field in ((states.to_read, message.states_to_read), (states.to_keep, message.states_to_keep)):
+            if moves:
+                field.CopyFrom(state_blocks(moves, [self._rows[each.name].index for each in moves]))
 
     def _pause_others(self, still: set[str], changed: ChangedColumns) -> None:
         """Pause rows that would repeat but are not in the plan; they compute nothing until mentioned again."""

@@ -74,7 +74,7 @@ class PeerIdentity(_message.Message):
     def __init__(self, protocol_revision: _Optional[int] = ..., build: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class ModelLimits(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "model_digest", "bundle_digest", "block_size", "eos_token_ids", "dtype", "sliding_window", "cache_windows")
+    __slots__ = ("model", "max_model_len", "vocab_size", "model_digest", "bundle_digest", "block_size", "eos_token_ids", "dtype", "sliding_window", "cache_windows", "num_state_blocks", "checkpoint_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class ModelLimits(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SLIDING_WINDOW_FIELD_NUMBER: _ClassVar[int]
     CACHE_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -95,7 +97,9 @@ class ModelLimits(_message.Message):
     dtype: str
     sliding_window: int
     cache_windows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model_digest: _Optional[str] = ..., bundle_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., sliding_window: _Optional[int] = ..., cache_windows: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_state_blocks: int
+    checkpoint_tokens: int
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model_digest: _Optional[str] = ..., bundle_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., sliding_window: _Optional[int] = ..., cache_windows: _Optional[_Iterable[int]] = ..., num_state_blocks: _Optional[int] = ..., checkpoint_tokens: _Optional[int] = ...) -> None: ...
 
 class ResolvedSampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "logprobs", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_top_logprobs", "num_prompt_logprobs", "grammar")

@@ -483,7 +483,7 @@ class GetBlocksRequest(_message.Message):
     def __init__(self, memory: bool = ..., cached: bool = ..., max_requests: _Optional[int] = ...) -> None: ...
 
 class GetBlocksResponse(_message.Message):
-    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory", "cached_blocks", "requests")
+    __slots__ = ("block_size", "gpu", "cpu", "tables", "refs", "step", "memory", "cached_blocks", "requests", "num_state_blocks")
     class RefsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -500,6 +500,7 @@ class GetBlocksResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     gpu: BlockPool
     cpu: BlockPool
@@ -509,7 +510,8 @@ class GetBlocksResponse(_message.Message):
     memory: MemoryReport
     cached_blocks: _containers.RepeatedScalarFieldContainer[str]
     requests: ListRequestsResponse
-    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ..., requests: _Optional[_Union[ListRequestsResponse, _Mapping]] = ...) -> None: ...
+    num_state_blocks: int
+    def __init__(self, block_size: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., refs: _Optional[_Mapping[str, int]] = ..., step: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., cached_blocks: _Optional[_Iterable[str]] = ..., requests: _Optional[_Union[ListRequestsResponse, _Mapping]] = ..., num_state_blocks: _Optional[int] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("paged", "contiguous")

@@ -272,7 +272,7 @@ class RunWelcome(_message.Message):
     def __init__(self, identity: _Optional[_Union[_common_pb2.PeerIdentity, _Mapping]] = ..., epoch: _Optional[int] = ..., resumed: bool = ..., model_digest: _Optional[str] = ...) -> None: ...
 
 class SchedulerOutputs(_message.Message):
-    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye", "grant", "revocation", "placed")
+    __slots__ = ("hello", "step_id", "epoch", "num_decode_steps", "trace", "added", "changed", "removed_rows", "blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy", "scheduler_step", "goodbye", "grant", "revocation", "placed", "states_to_read", "states_to_keep")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,8 @@ class SchedulerOutputs(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     REVOCATION_FIELD_NUMBER: _ClassVar[int]
     PLACED_FIELD_NUMBER: _ClassVar[int]
+    STATES_TO_READ_FIELD_NUMBER: _ClassVar[int]
+    STATES_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
     hello: RunHello
     step_id: int
     epoch: int
@@ -305,7 +307,19 @@ class SchedulerOutputs(_message.Message):
     grant: DecodeGrant
     revocation: GrantRevocation
     placed: _containers.RepeatedCompositeFieldContainer[PlacedImage]
-    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ..., grant: _Optional[_Union[DecodeGrant, _Mapping]] = ..., revocation: _Optional[_Union[GrantRevocation, _Mapping]] = ..., placed: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ...) -> None: ...
+    states_to_read: StateBlocks
+    states_to_keep: StateBlocks
+    def __init__(self, hello: _Optional[_Union[RunHello, _Mapping]] = ..., step_id: _Optional[int] = ..., epoch: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., added: _Optional[_Union[AddedRows, _Mapping]] = ..., changed: _Optional[_Union[ChangedRows, _Mapping]] = ..., removed_rows: _Optional[bytes] = ..., blocks_to_swap_out: _Optional[bytes] = ..., blocks_to_swap_in: _Optional[bytes] = ..., blocks_to_copy: _Optional[bytes] = ..., scheduler_step: _Optional[int] = ..., goodbye: _Optional[_Union[RunGoodbye, _Mapping]] = ..., grant: _Optional[_Union[DecodeGrant, _Mapping]] = ..., revocation: _Optional[_Union[GrantRevocation, _Mapping]] = ..., placed: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ..., states_to_read: _Optional[_Union[StateBlocks, _Mapping]] = ..., states_to_keep: _Optional[_Union[StateBlocks, _Mapping]] = ...) -> None: ...
+
+class StateBlocks(_message.Message):
+    __slots__ = ("rows", "num_tokens", "block_ids")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    num_tokens: bytes
+    block_ids: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class DecodeGrant(_message.Message):
     __slots__ = ("num_steps", "stop_token_ids")

@@ -36,7 +36,7 @@ def cache_of(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, ch
 
 
 def v1_rules(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, chains: Chains) -> RankRules:
-    """V1's rules over an empty memory, of one cache group or of several."""
+    """V1's rules over an empty memory, of one cache group, of several, or with states."""
     sizes = _sizes(limits, rename, chains)
     if limits.cache_windows:
         return GroupedRules.make(**_of_groups(spec, limits), **sizes)
@@ -52,6 +52,8 @@ def _of_groups(spec: PolicySpec, limits: CoreLimits) -> dict[str, Any]:
     return {
         "windows": [window or None for window in limits.cache_windows],
         "num_ahead_tokens": _num_ahead_tokens(spec, limits),
+        "num_state_blocks": limits.num_state_blocks,
+        "checkpoint_tokens": limits.checkpoint_tokens,
     }
 
 

@@ -27,22 +27,24 @@ _ROUNDING = 1e-3
 @dataclass(frozen=True, slots=True)
 class TableGrowth:
     """How tables grow: at each position `num_whole` blocks for the whole sequence, and one for each of `windows`, in
-    tokens, until the sequence is that long.
+    tokens, until the sequence is that long. `num_state_blocks`: of a sequence of any length.
     """
 
     block_size: int
     num_whole: int = 1
     windows: tuple[int, ...] = ()
+    num_state_blocks: int = 0
 
     @classmethod
     def of(cls, ledger: Ledger) -> "TableGrowth":
         """That of a ledger's tables."""
-        return cls(ledger.block_size, ledger.num_groups - len(ledger.windows), ledger.windows)
+        num_whole = ledger.num_groups - len(ledger.windows)
+        return cls(ledger.block_size, num_whole, ledger.windows, ledger.num_state_blocks)
 
     @property
-    def num_groups(self) -> int:
-        """Blocks at each position."""
-        return self.num_whole + len(self.windows)
+    def num_besides(self) -> float:
+        """Blocks of a sequence besides its full ones: last blocks, on average half empty, and states."""
+        return (self.num_whole + len(self.windows)) / 2 + self.num_state_blocks
 
     def in_windows(self, tokens: Floats, width: Floats) -> Floats:
         """Slots in blocks of windows, for `tokens` of `width` sequences together; their first and last blocks are on
@@ -90,7 +92,7 @@ class BlockDemand:
         """Upper bound on the blocks by which the groups grow, as if none ended before another."""
         tokens = self.tokens + self.width * self.remaining
         slots = tables.num_whole * tokens + tables.in_windows(tokens, self.width)
-        grown = slots / tables.block_size - self.blocks + tables.num_groups * self.width / 2
+        grown = slots / tables.block_size - self.blocks + tables.num_besides * self.width
         return float(np.maximum(0.0, grown).sum())
 
     def peak(self, num_used: int, tables: TableGrowth) -> float:
@@ -99,11 +101,11 @@ class BlockDemand:
         order = self.order = np.lexsort(self._keys()[::-1]) if self.order is None else self.order
         remaining, width, whole = self.remaining[order], self.width[order].cumsum(), tables.num_whole
         known = (whole * self.tokens - self.blocks * tables.block_size)[order].cumsum()
-        half_full = tables.num_groups * width / 2  # last blocks are on average half empty
+        besides = tables.num_besides * width
         slots = known + whole * width * remaining
         if tables.windows:
             slots += self._in_windows(order, tables)
-        grown = np.maximum(0.0, slots / tables.block_size + half_full)
+        grown = np.maximum(0.0, slots / tables.block_size + besides)
         gone = self.own.sum() - self.own[order].cumsum()
         return float((num_used + grown - gone).max())
 

@@ -164,6 +164,7 @@ class PolicySpec(TaskKnobs):
         if self.sliding_window is not None and not self.frees_behind_window(prefix_caching=limits.prefix_caching):
             why = "the block managers of v0 free no blocks outside a window with prefix_caching; turn that off"
             raise _bad(self, "sliding_window", why)
+        self._check_states(limits)
         if limits.cache_windows and not self.has("cache groups"):
             raise _bad(
                 self,
@@ -175,6 +176,20 @@ class PolicySpec(TaskKnobs):
         if self.defects == "repaired" and self.watermark_blocks is not None and self.watermark_blocks > most:
             why = f"must be less than num_gpu_blocks ({most + 1}), or no prompt is ever admitted; use at most {most}"
             raise _bad(self, "watermark_blocks", why)
+
+    def _check_states(self, limits: CoreLimits) -> None:
+        """Raise ConfigError where the policy cannot serve a model with states."""
+        if not limits.num_state_blocks:
+            return
+        what = "the model has layers with states, which take in each token once"
+        if not self.has("cache groups"):
+            raise _bad(self, "cache", f"keeps no states of sequences, and {what}; use cache=v1_pool or quire")
+        if self.is_v0:
+            raise _bad(
+                self, "phases", f"schedules tokens that are cached already, and {what}; use policy quire or vllm-v1"
+            )
+        if self.num_spec_tokens:
+            raise _bad(self, "num_spec_tokens", f"must be 0: draft tokens are taken back, and {what}")
 
     def frees_behind_window(self, *, prefix_caching: bool) -> bool:
         """True if the cache rules support a sliding window: those of v0 do not together with prefix caching."""

@@ -67,7 +67,7 @@ class WaitReplanning:
         if key in ("max_num_batched_tokens", "prefill_chunk_size"):
             return most_tokens
         cache = self._core.state.cache
-        num_blocks = sum(cache.ledger.blocks_for(tokens) + cache.ledger.num_groups for tokens in longest)
+        num_blocks = sum(cache.ledger.most_blocks(tokens) + cache.ledger.num_groups for tokens in longest)
         return limits.num_gpu_blocks + num_blocks + cache.watermark_blocks
 
     def lets_in(self, values: Mapping[str, Value]) -> bool:

@@ -23,7 +23,7 @@ from svc_common.errors import ConfigError
 from svc_common.version import VERSION
 
 MAGIC = b"QUIREREC"
-FORMAT = 10
+FORMAT = 11
 HEADER, SEGMENT, END = 1, 2, 3
 _PREAMBLE = struct.Struct("<8sII")
 _FRAME = struct.Struct("<BQQ16s")

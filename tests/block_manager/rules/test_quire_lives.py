@@ -33,6 +33,7 @@ class QuireLives(RuleBasedStateMachine):
     """
 
     some_windows = ONE_GROUP
+    num_states = 0
 
     @initialize(
         usable=st.integers(3, 12),
@@ -62,7 +63,7 @@ class QuireLives(RuleBasedStateMachine):
     # --- what a worker would do ---
 
     def _write(self, sequence: KnownSequence, upto: int) -> None:
-        table = self.rules.ledger.tables[sequence.name]
+        table = self.rules.ledger.tables[sequence.name][self.num_states :]
         for p in range(sequence.num_computed_tokens, upto):
             for group in range(self.num_groups):
                 block = table[p // SIZE * self.num_groups + group]
@@ -113,7 +114,9 @@ class QuireLives(RuleBasedStateMachine):
         if self.rules.can_admit(group, hit, num_tokens) is not AllocStatus.OK:
             self.waiting.append(group)
             return
+        free, needed = self.rules.num_free_gpu, self.rules.num_blocks_to_admit(group, hit, num_tokens)
         self.rules.admit(group, hit, num_tokens)
+        assert self.rules.num_free_gpu == free - needed
         first.num_computed_tokens = hit.num_tokens
         if fails:
             self.rules.retract(first, hit.num_tokens)
@@ -122,7 +125,7 @@ class QuireLives(RuleBasedStateMachine):
             return
         self._write(first, len(first.token_ids))
         for other in group[1:]:
-            other.num_computed_tokens = other.num_prompt_tokens // SIZE * SIZE
+            other.num_computed_tokens = 0 if self.num_states else other.num_prompt_tokens // SIZE * SIZE
             growth = self._extend(other, len(other.token_ids) - other.num_computed_tokens)
             assert not growth.added
             assert not growth.copies
@@ -178,7 +181,7 @@ class QuireLives(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(data.draw(st.sampled_from(self.groups))))
         free, num_freed = self.rules.num_free_gpu, 0
         after = [self._first_in_sight(sequence, group) for group in range(self.num_groups)]
-        table = self.rules.ledger.tables[sequence.name]
+        table = self.rules.ledger.tables[sequence.name][self.num_states :]
         for group, window in enumerate(self.windows):
             if window is not None:
                 before = after[group]
@@ -193,7 +196,7 @@ class QuireLives(RuleBasedStateMachine):
         """Its first token that is in a block of its own: null blocks come first in a table, if at all."""
         ledger = self.rules.ledger
         table = ledger.tables.get(sequence.name) or ledger.host_tables.get(sequence.name) or []
-        own = table[group :: self.num_groups]
+        own = table[self.num_states + group :: self.num_groups]
         has_null = self.windows[group] is not None
         assert not has_null or 0 not in own[own.count(0) :]
         return SIZE * (own.count(0) if has_null else 0)
@@ -266,7 +269,7 @@ class QuireLives(RuleBasedStateMachine):
                     first = self._first_in_sight(s, group)
                     assert window is None or first <= max(0, s.num_computed_tokens - window + 1)
                     for p in range(first, s.num_computed_tokens):
-                        block = held[s.name][p // SIZE * self.num_groups + group]
+                        block = held[s.name][self.num_states + p // SIZE * self.num_groups + group]
                         assert self.contents[(device, block)][p % SIZE] == self._content(s, p, group)
 
     def teardown(self) -> None:

@@ -102,6 +102,9 @@ def test_blocks_as_json() -> None:
     assert list(values["refs"]) == ["g3", "g10"]
     assert "r/0: g10 g3" in blocks_text(response)
     assert "shared: g3 by 2" in blocks_text(response)
+    response.num_state_blocks = 1
+    assert blocks_json(response) == {**values, "num_state_blocks": 1}
+    assert "r/0: states g10, tokens g3" in blocks_text(response)
 
 
 def test_steps_as_text() -> None:

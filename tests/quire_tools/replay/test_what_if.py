@@ -137,6 +137,15 @@ def test_what_if_of_a_model_with_cache_groups() -> None:
         what_if(segments, "vllm-v0", [])
 
 
+def test_what_if_of_a_model_with_states() -> None:
+    """Its states are those of the recording under every policy; one of v0 is refused."""
+    segments = one_life(recorded("vllm-v1", 3, states=True, changes=False).segments())
+    assert segments[0].about["limits"]["num_state_blocks"]
+    assert what_if(segments, "quire", []).num_requests == what_if(segments, None, []).num_requests > 0
+    with pytest.raises(ConfigError, match="keeps no states"):
+        what_if(segments, "vllm-v0", [])
+
+
 def test_steps_that_are_not_there() -> None:
     """Before the first and behind the last."""
     segments, _ = _contention()

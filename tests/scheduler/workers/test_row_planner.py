@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_manager.cache_rules import StateBlocks, StateMoves
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan
@@ -345,3 +346,46 @@ def test_a_beam_is_told_its_token_once() -> None:
         known.append(table.row(int(batch.rows[0])).token_ids)
         table.commit(batch, np.zeros(0, np.int32), counts=np.zeros(len(batch.sampled_rows), np.int32))
     assert known == [[5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10]]
+
+
+def test_states_to_read_and_to_keep_are_told_by_row() -> None:
+    """A row that is not mentioned otherwise may keep a checkpoint, and one row several."""
+    planner = RowPlanner(4)
+    planner.encode(_of_states({"a/0": 0, "b/0": 0}, StateMoves()), lambda _: SAMPLING)
+    moves = StateMoves(
+        [StateBlocks("c/0", 8, (5, 6))],
+        [StateBlocks("b/0", 9, (7, 8)), StateBlocks("c/0", 16, (9, 10)), StateBlocks("c/0", 12, (11, 12))],
+    )
+    message = planner.encode(_of_states({"b/0": 8, "c/0": 8}, moves), lambda _: SAMPLING)
+    told = [
+        [wire_arrays.unpack(getattr(states, name), name).tolist() for name in ("rows", "num_tokens", "block_ids")]
+        for states in (message.states_to_read, message.states_to_keep)
+    ]
+    assert told == [[[2], [8], [5, 6]], [[1, 2, 2], [9, 16, 12], [7, 8, 9, 10, 11, 12]]]
+    silent = planner.encode(_of_states({"b/0": 9}, StateMoves()), lambda _: SAMPLING)
+    assert not silent.HasField("states_to_read") and not silent.HasField("states_to_keep")
+
+
+def _of_states(computed: dict[str, int], moves: StateMoves) -> StepPlan:
+    """A plan of sequences that have so many tokens computed; each has 8 new ones at its start, then one."""
+    plan = StepPlan(step=1, lane=0, states=moves)
+    for name, before in computed.items():
+        is_new = name == "c/0" or not before
+        plan.entries.append(
+            ScheduledSequence(
+                name=name,
+                request_id=name[:-2],
+                index=0,
+                num_tokens=8 if is_new else 1,
+                computed_before=before,
+                new_block_ids=[1, 2] if is_new else [],
+                fresh=is_new,
+                resumed=False,
+                samples=True,
+                is_prefill=is_new,
+                num_prompt_tokens=8,
+                token_ids=list(range(before + 8)) if is_new else None,
+            )
+        )
+        plan.tickets.append(len(plan.tickets))
+    return plan

@@ -73,7 +73,8 @@ class Life:
 
     def _new_worker(self) -> WorkerModel:
         has_blocks = self.setting.spec.cache != "none"
-        return WorkerModel(self.setting.limits.block_size, self.setting.windows, self._past, has_blocks=has_blocks)
+        size, num_states = self.setting.limits.block_size, self.setting.limits.num_state_blocks
+        return WorkerModel(size, self.setting.windows, self._past, has_blocks=has_blocks, num_state_blocks=num_states)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -250,7 +251,8 @@ class Life:
 
     def guess(self, rng: random.Random) -> None:
         """Drafts for sequences that decode, where the policy takes them from outside."""
-        if self.setting.spec.progress != "at_schedule" or self._underway:
+        limits, progress = self.setting.limits, self.setting.spec.progress
+        if progress != "at_schedule" or self._underway or limits.num_state_blocks:
             return
         drafts = {}
         for group in [group for state in self.core.states for group in state.running]:

@@ -3,7 +3,7 @@
 import random
 
 from tests.support.core.lives import FATES, Life
-from tests.support.core.random_policies import random_setting, with_groups, with_workers
+from tests.support.core.random_policies import random_setting, with_groups, with_states, with_workers
 
 POLICIES = (
     "vllm-2023",
@@ -19,13 +19,14 @@ POLICIES = (
 )
 
 
-def live(policy: str, seed: int, *, several: bool = False, grouped: bool = False) -> Life:
+def live(policy: str, seed: int, *, several: bool = False, grouped: bool = False, states: bool = False) -> Life:
     """One random life from its first request to its last. `several`: of one to four worker groups; `grouped`: of a model with
-    several cache groups.
+    several cache groups; `states`: with states.
     """
     rng = random.Random(f"{policy} {seed}")
     setting = random_setting(policy, rng)
     setting = with_groups(setting, rng) if grouped else setting
+    setting = with_states(setting, rng) if states else setting
     life = Life(with_workers(setting, rng) if several else setting)
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(rng.randint(20, 120)):

@@ -89,6 +89,26 @@ def with_groups(setting: Setting, rng: random.Random) -> Setting:
     return Setting(replace(spec, sliding_window=None), grouped)
 
 
+def with_states(setting: Setting, rng: random.Random) -> Setting:
+    """The same for a model with states, of one cache group or of several, under a policy that serves it."""
+    spec, limits = setting.spec, setting.limits
+    if not spec.has("cache groups"):
+        spec = replace(spec, cache="v1_pool")
+    num_states, num_groups = rng.randint(1, 3), len(limits.cache_windows) or 1
+    num_seqs = rng.choice([1, 1, 2, 4])
+    windows = limits.cache_windows or rng.choice([(), (0,), (spec.sliding_window or 0,)])
+    with_them = replace(
+        limits,
+        num_gpu_blocks=limits.num_gpu_blocks + num_states * num_seqs,
+        num_cpu_blocks=limits.num_cpu_blocks and limits.num_cpu_blocks + num_states * num_groups,
+        prefix_caching=limits.prefix_caching or rng.random() < 0.6,
+        cache_windows=windows,
+        num_state_blocks=num_states,
+        checkpoint_tokens=limits.block_size * rng.choice([1, 1, 2, 3]),
+    )
+    return Setting(replace(spec, sliding_window=None, num_spec_tokens=0), with_them)
+
+
 def _num_blocks(size: int, model_len: int, rng: random.Random) -> int:
     """From a pool that holds one sequence (or less) to one that holds some."""
     one = -(-model_len // size)

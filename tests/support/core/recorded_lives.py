@@ -15,7 +15,7 @@ from scheduler_svc.observe.recording.token_alias import TokenAlias
 from svc_common.errors import ConfigError
 from tests.support.core.lives import Life
 from tests.support.core.preset_lives import happen
-from tests.support.core.random_policies import Setting, random_setting, with_groups, with_workers
+from tests.support.core.random_policies import Setting, random_setting, with_groups, with_states, with_workers
 
 KEY = b"the same in every run of these tests"
 _KNOBS: dict[str, list[Any]] = {
@@ -97,14 +97,16 @@ def recorded(
     changes: bool = True,
     alias: TokenAlias | None = None,
     grouped: bool = False,
+    states: bool = False,
     **buffer: int,
 ) -> RecordedLife:
     """One random life under that policy, from its first request to its last. `grouped`: of a model with several cache
-    groups; `buffer`: of `RecordedLife`.
+    groups; `states`: with states; `buffer`: of `RecordedLife`.
     """
     rng = random.Random(f"recorded {policy} {seed}")
     setting = random_setting(policy, rng)
     setting = with_groups(setting, rng) if grouped else setting
+    setting = with_states(setting, rng) if states else setting
     life = RecordedLife(setting, alias=alias or TokenAlias(KEY), **buffer)
     busy = rng.choice([0.2, 0.6, 1.5])
     for _ in range(num_events or rng.randint(20, 120)):

@@ -6,12 +6,15 @@ It knows of a plan what the wire would tell it. Whatever the scheduler decides, 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from block_manager.cache_rules import StateMoves
 from scheduler_svc.core.plan import ScheduledSequence, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 
 EOS = 0
 _PRIME = 1_000_003
 _MASK = (1 << 61) - 1
+_STATE = -1
+"""The slot of a block that holds states."""
 
 
 def mix(*parts: int) -> int:
@@ -64,10 +67,17 @@ class WorkerModel:
     """Owner of the memory and of what the worker holds of each sequence. `past(name)`: prompt and all tokens told so far.
 
     `windows`: of each cache group, the tokens that its layers look back; None: all. KV of the groups is different.
+    `num_state_blocks`: the first blocks of a sequence, in which its states are.
     """
 
     def __init__(
-        self, block_size: int, windows: Sequence[int | None], past: Callable[[str], list[int]], *, has_blocks: bool
+        self,
+        block_size: int,
+        windows: Sequence[int | None],
+        past: Callable[[str], list[int]],
+        *,
+        has_blocks: bool,
+        num_state_blocks: int = 0,
     ) -> None:
         self.held: dict[str, list[int]] = {}
         self.images: dict[str, list[dict[int, int]]] = {}
@@ -75,6 +85,7 @@ class WorkerModel:
         self._windows = windows
         self._past = past
         self._has_blocks = has_blocks
+        self._num_states = num_state_blocks
         self._device: dict[int, dict[int, int]] = {}
         self._host: dict[int, dict[int, int]] = {}
         self._streams: dict[str, PrefixKeys] = {}
@@ -101,10 +112,13 @@ class WorkerModel:
         self._take_orders(plan)
         result = StepResult(plan.step)
         entries = [self._settled(entry) for entry in plan.scheduled]
+        begun = self._begin(plan, entries, requests) if self._num_states else {}
         for entry in entries:
             self._recall(entry, requests[entry.request_id])
             if not fails:
                 self._compute(entry, seeds[entry.request_id])
+        if begun and not fails:
+            self._end(plan, entries, begun)
         if fails and entries:
             self._failed.add(plan.step)
         else:
@@ -181,7 +195,7 @@ class WorkerModel:
     def _place(self, name: str, position: int, group: int) -> tuple[int, int]:
         """Block and slot of a token in a cache group: at each position of a table there is one block for each group."""
         at = position // self._size * len(self._windows) + group
-        return self.held[name][at], position % self._size
+        return self.held[name][self._num_states + at], position % self._size
 
     def _compute(self, entry: ScheduledSequence, seed: int) -> None:
         stream = self._streams[entry.name]
@@ -200,6 +214,73 @@ class WorkerModel:
             for group in range(len(self._windows)) if self._has_blocks else ():
                 block, slot = self._place(entry.name, position, group)
                 self._device.setdefault(block, {})[slot] = _of_group(key, group)
+                self._device[block].pop(_STATE, None)
+
+    # --- states -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, plan: StepPlan, entries: list[ScheduledSequence], requests: dict[str, Request]) -> dict[str, bool]:
+        """Whether each row begins with the states of its own past; others do only behind a step that failed."""
+        reads = {read.name: read for read in _states_of(plan).to_read}
+        assert len(reads) == len(_states_of(plan).to_read) and reads.keys() <= {entry.name for entry in entries}
+        self._check_apart(plan)
+        found = {}
+        for entry in entries:
+            assert not entry.num_drafts
+            self._recall(entry, requests[entry.request_id])
+            read, start = reads.get(entry.name), entry.computed_before
+            assert read is None or read.num_tokens == start > 0
+            blocks = self.held[entry.name][: self._num_states] if read is None else read.block_ids
+            states = [self._device.get(block, {}).get(_STATE) for block in blocks]
+            found[entry.name] = not start or states == self._states(entry.name, start)
+            assert found[entry.name] or self._failed, (
+                f"{entry.name} begins at token {start} with other states: {states}"
+            )
+        return found
+
+    def _check_apart(self, plan: StepPlan) -> None:
+        """Nothing that a step reads or keeps is used otherwise in it, or kept twice; it may be read by several rows."""
+        kept = [block for keep in _states_of(plan).to_keep for block in keep.block_ids]
+        read = {block for each in _states_of(plan).to_read for block in each.block_ids}
+        assert len({*kept, *read}) == len(kept) + len(read), "a step reads or keeps in a block twice"
+        used = {block for entry in plan.scheduled for block in self._used(entry)}
+        assert used.isdisjoint({0, *kept, *read}) and all(
+            len(k.block_ids) == self._num_states for k in _states_of(plan).to_keep
+        )
+
+    def _used(self, entry: ScheduledSequence) -> list[int]:
+        """Blocks of its states, and those of the tokens that it computes or looks at. Others behind windows were freed."""
+        used = self.held[entry.name][: self._num_states]
+        for group, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, entry.computed_before - window + 1)
+            places = range(first, entry.computed_before + entry.num_tokens)
+            used += [self._place(entry.name, position, group)[0] for position in places]
+        return used
+
+    def _end(self, plan: StepPlan, entries: list[ScheduledSequence], begun: dict[str, bool]) -> None:
+        """The states after the step, and the checkpoints taken during it."""
+        reach = {entry.name: (entry.computed_before, entry.computed_before + entry.num_tokens) for entry in entries}
+        written = [(e.name, reach[e.name][1], self.held[e.name][: self._num_states]) for e in entries]
+        for name, num_tokens, blocks in _states_of(plan).to_keep:
+            assert reach[name][0] < num_tokens <= reach[name][1]
+            written.append((name, num_tokens, list(blocks)))
+        for name, num_tokens, blocks in written:
+            states = self._states(name, num_tokens) if begun[name] else [None] * self._num_states
+            self._device.update({b: {_STATE: s} for b, s in zip(blocks, states, strict=True) if s is not None})
+            if not begun[name]:
+                self._device.update({block: {} for block in blocks})
+
+    def _states(self, name: str, num_tokens: int) -> list[int]:
+        """The states after so many tokens: a number for each block; none if a step that failed was to draw the last."""
+        keys = self._streams[name].keys
+        if len(keys) < num_tokens:
+            return []
+        key = keys[num_tokens - 1]
+        return [mix(key, num_tokens, index, 13) for index in range(self._num_states)]
+
+
+def _states_of(plan: StepPlan) -> StateMoves:
+    """What a plan says of states; nothing if it has no work."""
+    return plan.states or StateMoves()
 
 
 def _of_group(key: int, group: int) -> int:

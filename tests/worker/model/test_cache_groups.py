@@ -4,9 +4,7 @@ import itertools
 
 import pytest
 
-from block_manager.ledger import Ledger
-from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import GroupedLedger
+from block_manager.rules.grouped_rules import GroupedRules
 from tests.support.windowed_shapes import SHAPES
 from worker_svc.model.cache.cache_groups import FULL, CacheGroups, groups_of, one_group
 
@@ -55,8 +53,8 @@ def test_groups_have_equally_many_layers_whole_sequences_first():
 @pytest.mark.parametrize("block_size", [1, 4, 16, 48])
 def test_worker_and_scheduler_count_the_same_blocks(block_size):
     """The worker's limits of lengths are those of the ledger that takes the blocks."""
-    ledgers = [Ledger(block_size, BlockPool(1), BlockPool(1)) for _ in range(3)]
-    scheduled = GroupedLedger(ledgers, [None, 24, 33], num_ahead_tokens=1)
+    sizes = {"block_size": block_size, "num_gpu_blocks": 1, "num_cpu_blocks": 1, "max_model_len": 200}
+    scheduled = GroupedRules.make([None, 24, 33], **sizes, prefix_caching=False, num_ahead_tokens=1).ledger
     groups = CacheGroups((FULL, 24, 33), ((0,), (1,), (2,)))
     for num_tokens in range(1, 200):
         assert groups.num_blocks(num_tokens, block_size) == scheduled.blocks_for(num_tokens)

@@ -174,16 +174,15 @@ def is_bound(group: Group) -> bool:
 def enter(group: Group, num_computed_tokens: int, state: CoreState, now: float) -> None:
     """Start a waiting task after its blocks were allocated, with `num_computed_tokens` of its first sequence cached.
 
-    Its other sequences share the full blocks of the prompt.
+    Its other sequences share the full blocks of the prompt (`CoreState.num_shared_at_start`).
     """
     first, *siblings = group.live
     first.num_computed_tokens = num_computed_tokens
     state.waiting.remove(group)
     state.running.append(group)
     state.start(group, now)
-    size = state.limits.block_size
     for sibling in siblings:
-        sibling.num_computed_tokens = first.num_prompt_tokens // size * size
+        sibling.num_computed_tokens = state.num_shared_at_start(first)
     if group.request.num_cached_tokens is None:
         group.request.num_cached_tokens = num_computed_tokens
 

@@ -183,9 +183,8 @@ class MixedWaiting:
         state.start(group, builder.now)
         if group.request.lora_id > 0:
             builder.lora_ids[group.request.lora_id] = None
-        size = state.limits.block_size
         for sibling in siblings:
-            sibling.num_computed_tokens = first.num_prompt_tokens // size * size
+            sibling.num_computed_tokens = state.num_shared_at_start(first)
         if group.request.num_cached_tokens is None:
             group.request.num_cached_tokens = num_cached_tokens
 

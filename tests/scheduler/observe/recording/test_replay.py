@@ -121,6 +121,21 @@ def test_lives_of_a_model_with_cache_groups_are_replayed(policy: str, seeds: ran
     assert num_grouped
 
 
+@pytest.mark.parametrize("policy", [name for name in POLICIES if presets.preset(name).has("cache groups")])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.long)], ids=len)
+def test_lives_of_a_model_with_states_are_replayed(policy: str, seeds: range) -> None:
+    """R201: also which states a step reads and keeps, from the start of any segment."""
+    num_kept = 0
+    for seed in seeds:
+        segments = recorded(policy, seed, states=True, grouped=bool(seed % 2)).segments()
+        for start in range(0, len(segments), 1 + len(segments) // 4):
+            assert segments[start].about["limits"]["num_state_blocks"]
+            _identical(replay(segments[start:]))
+        decisions = [d for s in segments for e in s.events if isinstance(e, PlanEvent) for d in e.decisions]
+        num_kept += sum(len(decision.states_to_keep) for decision in decisions)
+    assert num_kept
+
+
 def test_every_input_of_the_core_is_recorded() -> None:
     """A new method of `Scheduler` is either an input, which the recorder must know, or only looks in."""
     public = {name for name in vars(Scheduler) if not name.startswith("_")}
