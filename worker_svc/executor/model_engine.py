@@ -148,6 +148,7 @@ class ModelEngine:
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,
                 profiled_tokens=profiled_tokens,
                 groups=loaded.groups,
+                num_state_blocks=loaded.num_state_blocks,
             ),
         )
 
@@ -165,6 +166,7 @@ class ModelEngine:
                 num_gpu_blocks,
                 num_cpu_blocks,
                 num_groups=loaded.num_groups,
+                num_state_blocks=loaded.num_state_blocks,
             )
         )
         self._need_adapters().guard(self._rows)

@@ -1,4 +1,5 @@
-"""Checks which models can be served: decoders in which every token mixer is attention through AttentionInterface.
+"""Checks which models can be served: decoders in which every token mixer is attention through AttentionInterface, or has states
+in transformers' cache.
 
 No layer may look across sequences. Errors name the module at fault. Class and configuration are checked
 before weights are read; a probe (`attention.py`) then records whether every layer really reaches attention,
@@ -7,7 +8,7 @@ and its findings are judged here.
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from worker_svc.model.checkpoint import Checkpoint
 
 _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
 _NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_LAYER_TYPES = {
+    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "moe",
+    "mlp",
+}  # fmt: skip
 # Fields that change attention in ways that never reach the attention function.
 _UNSEEN_FIELDS = ("num_kv_shared_layers", "use_bidirectional_attention")
 
@@ -29,8 +33,9 @@ _UNSEEN_FIELDS = ("num_kv_shared_layers", "use_bidirectional_attention")
 def unsupported(what: str, *, module: str = "") -> ConfigError:
     """ConfigError for a model that cannot be served; `module` is the one at fault."""
     return ConfigError(
-        f"{what}. Supported are decoders in which every layer uses attention through transformers' AttentionInterface "
-        "(Llama, Qwen2 and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...)",
+        f"{what}. Supported are decoders in which layers use attention through transformers' AttentionInterface (Llama, Qwen2 "
+        "and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...), some of them states in its cache (Qwen3-Next, "
+        "Nemotron-H, Granite 4, LFM2, Falcon-H1, ...)",
         reason="MODEL_UNSUPPORTED",
         metadata={"module": module},
     )
@@ -41,7 +46,8 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
     config = checkpoint.text_config
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise unsupported(f"{cls.__name__} is an encoder-decoder model, not a decoder", module=cls.__name__)
-    if not getattr(cls, "_supports_attention_backend", False):
+    # Those with states say that they do not, for the sake of their state modules; a probe shows what they do.
+    if not (getattr(cls, "_supports_attention_backend", False) or getattr(cls, "_is_stateful", False)):
         name, kind = _mixer(_skeleton(cls, checkpoint.config), config, layer=0)
         raise unsupported(
             f"{cls.__name__} cannot be served: its module {name} ({kind}) is not attention through AttentionInterface",
@@ -127,16 +133,23 @@ def check_calls(
     *,
     block_size: int,
     max_model_len: int,
+    state_layers: Collection[int] = (),
+    mixes_tokens: Callable[[], bool] = lambda: True,
 ) -> CacheShape:
     """The cache's shape, derived from a probe's calls of these layers.
+
+    `state_layers`: which have states. `mixes_tokens`: whether tokens depend on each other by more than attention and states.
 
     Raises ConfigError if a layer was not reached exactly once, if a call cannot be served, or if layers
     differ in shape.
     """
     kind = type(model).__name__
     reached = [call.layer for call in calls]
+    if state_layers and not reached:
+        raise unsupported(f"{kind} cannot be served: it has layers with states alone, and none with attention")
+    is_whole = bool(state_layers) and not mixes_tokens()
     for layer in layers:
-        if reached.count(layer) != 1:
+        if reached.count(layer) != 1 and not (is_whole and layer not in reached):
             name, mixer = _mixer(model, config, layer)
             raise unsupported(
                 f"{kind} cannot be served: its module {name} ({mixer}) called attention through AttentionInterface "
@@ -160,7 +173,7 @@ def check_calls(
 def _kept_tokens(config: PreTrainedConfig) -> list[int | None]:
     """Tokens that transformers' own cache keeps per layer; None = all."""
     layers = DynamicCache(config=config).layers
-    return [layer.sliding_window if layer.is_sliding else None for layer in layers]  # type: ignore[attr-defined]
+    return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]  # type: ignore[attr-defined]
 
 
 def _cache_problem(call: LayerCall, kept: int | None, max_model_len: int) -> str:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend, scale_bytes
@@ -41,6 +43,7 @@ from worker_svc.model.sharding.plan import sharded
 from worker_svc.model.sharding.refusals import refused
 from worker_svc.model.sharding.shards import WHOLE, Shard
 from worker_svc.model.stages.division import StagePart, staged
+from worker_svc.model.states.layout import StateLayout, default_checkpoint_tokens, layout_of
 from worker_svc.ranks.member import ALONE, RankPlace, arithmetic_id
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -70,6 +73,7 @@ class LoadedModel:
     draws: sampler.TokenDraws
     greedy: GreedyKernel
     shard: Shard = WHOLE
+    num_state_blocks: int = 0
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
         """Allocate a zeroed cache of the model's shape."""
@@ -87,6 +91,13 @@ class LoadedModel:
     def num_groups(self) -> int:
         """Number of cache groups."""
         return len(self.groups.windows)
+
+    def state_tables(self, num_rows: int, first: int) -> NDArray[np.int32] | None:
+        """Blocks of states that so many rows share, from `first` on: [num_rows, blocks]; None without states."""
+        if not self.num_state_blocks:
+            return None
+        blocks = np.arange(first, first + self.num_state_blocks, dtype=np.int32)
+        return np.tile(blocks, (num_rows, 1))
 
     @property
     def workspace_bytes(self) -> int:
@@ -148,12 +159,22 @@ def load(
     calls = model.probe(max_model_len)
     model.check_stage(max_model_len)
     shape = architecture.check_calls(
-        loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
+        loaded,
+        found.text_config,
+        calls,
+        part.layers,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        state_layers={each.layer for each in model.state_modules},
+        mixes_tokens=lambda: model.mixes_tokens(max_model_len),
     )
+    if model.state_modules and ranks.size > 1:
+        raise refused(f"{cls.__name__}: it has states, which are not divided over ranks yet; serve it with one rank")
     architecture.check_hidden(loaded, model.hidden_size)
     groups = _divided_cache(model, settings, calls, part, max_model_len)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
+    layout = _laid_out(model, shape, groups, cache_dtype)
     if fast is not None:
         fuse_tried(
             model,
@@ -175,7 +196,7 @@ def load(
             model.unfuse()
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
-    limits = _limits(settings, found, max_model_len, dtype, groups)
+    limits = _limits(settings, found, max_model_len, dtype, groups, layout)
     limits.sliding_window = _of_all_stages(architecture.sliding_window(calls), ranks)
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
@@ -193,6 +214,7 @@ def load(
         draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
         greedy=greedy_kernel(kernels) or sampler.greedy,
         shard=shard,
+        num_state_blocks=layout.num_blocks,
     )
 
 
@@ -221,6 +243,17 @@ def _divided_cache(
     groups = groups_of(windows, settings.block_size, max_model_len) if is_divided else one_group(list(windows))
     model.divide_cache(groups)
     return groups
+
+
+def _laid_out(model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype) -> StateLayout:
+    """The layout of the model's states, which it uses from now on."""
+    index_bytes = 2 * shape.block_elements(cache_dtype) * cache_dtype.itemsize
+    layout = layout_of([each.states for each in model.state_modules], groups.num_layers, index_bytes)
+    model.divide_states(layout)
+    if layout.num_blocks:
+        kinds = ", ".join(sorted({each.name for each in model.state_modules}))
+        log.info("a sequence has states of %s in %d blocks, whatever its length", kinds, layout.num_blocks)
+    return layout
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:
@@ -370,7 +403,10 @@ def _limits(
     max_model_len: int,
     dtype: torch.dtype,
     groups: CacheGroups,
+    layout: StateLayout,
 ) -> common_pb2.ModelLimits:
+    num_groups, num_state_blocks = len(groups.windows), layout.num_blocks
+    checkpoint_tokens = default_checkpoint_tokens(num_state_blocks, num_groups, settings.block_size)
     return common_pb2.ModelLimits(
         model=settings.name,
         max_model_len=max_model_len,
@@ -379,5 +415,7 @@ def _limits(
         block_size=settings.block_size,
         eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
         dtype=str(dtype).removeprefix("torch."),
-        cache_windows=groups.windows if len(groups.windows) > 1 else (),
+        cache_windows=groups.windows if num_groups > 1 or num_state_blocks else (),
+        num_state_blocks=num_state_blocks,
+        checkpoint_tokens=settings.checkpoint_tokens or checkpoint_tokens if num_state_blocks else 0,
     )

@@ -4,7 +4,7 @@ Owns the transformers model and its connection to the paged cache. Independent o
 sampling.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups, LayerPlace
-from worker_svc.model.decoder.part import PackedPast, decoder_of
+from worker_svc.model.decoder.part import ModuleStates, PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
@@ -31,6 +31,10 @@ from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
 from worker_svc.model.stages.division import StagePart
 from worker_svc.model.stages.ends import StageEnds, StateLinks
+from worker_svc.model.states import mixing
+from worker_svc.model.states.layout import StateLayout
+from worker_svc.model.states.probe import StateModule, StateProbe
+from worker_svc.model.states.sequences import SequenceStates
 
 _PROBE_TOKENS = 4
 
@@ -44,6 +48,10 @@ class RowModel:
         self._rules: dict[int, AttentionRule] = {}
         self._layer_places: Mapping[int, LayerPlace] = {}
         self._past: PackedPast | None = None
+        self.state_modules: Sequence[StateModule] = ()
+        """Modules with a state per sequence, as `probe` found them."""
+        self._states: SequenceStates | None = None
+        self._kept_linears: frozenset[nn.Module] = frozenset()
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -115,20 +123,36 @@ class RowModel:
         Masks are evaluated for sequences of up to `max_model_len` tokens.
         """
         places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
-        past = PackedPast(self._model.config)
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         probing = attention.probing(self._model, max_model_len)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
+            seen = StateProbe(_PROBE_TOKENS, calls.__len__)
+            past = PackedPast(self._model.config, seen)
             if self._ends is not None:
                 self._ends.enter(places)
-            self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
-        self._past = past if past.is_asked else None
+            with seen.watching(self._model):
+                self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
+            self.state_modules = seen.modules()
+        self._kept_linears = frozenset(seen.idle_linears(self.state_modules))
+        self._past = PackedPast(self._model.config) if past.is_asked or self.state_modules else None
         self._rules = {call.layer: call.rule for call in calls}
         return calls
 
     def divide_cache(self, groups: CacheGroups) -> None:
         """Keep keys and values of the layers by `groups`. Call it after `probe`, before `fuse` and `bind`."""
         self._layer_places = groups.places
+
+    def divide_states(self, layout: StateLayout) -> None:
+        """Keep states by `layout`. Call it after `probe`, before `fuse` and `bind`."""
+        if self.state_modules:
+            self._states = SequenceStates(
+                self.state_modules, layout, ModuleStates(), lambda places: self.adapter_layers.within(places)
+            )
+
+    def mixes_tokens(self, max_model_len: int) -> bool:
+        """True if tokens depend on each other by more than attention and states. Call it after `probe`, before `divide_states`."""
+        with attention.probing(self._model, max_model_len):
+            return mixing.mixes_tokens(self._model, [each.module for each in self.state_modules])
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:
@@ -139,7 +163,7 @@ class RowModel:
 
     def fuse(self, given: Fusing) -> None:
         """Pack the weights irreversibly, and replace the decoder by a fused program where possible."""
-        self._fused = fuse(self._model, given)
+        self._fused = fuse(self._model, given, self._kept_linears)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
         self.probe(given.max_model_len)
         if self._past is not None:  # layers use positions themselves: far ones may differ, which no trial reaches
@@ -234,6 +258,8 @@ class RowModel:
             self._fused.bind(pool)
         self._paged = attention.PagedAttention(self._backend, shape, pool, self._rules, self._layer_places)
         attention.attach(self._model, self._paged)
+        if self._states is not None:
+            self._states.bind(pool)
 
     @property
     def hidden_size(self) -> int:
@@ -311,8 +337,12 @@ class RowModel:
 
     def _places(self, step: ModelInput) -> dict[str, Any]:
         """Arguments of the model that say where tokens are in their sequences."""
-        past = {} if self._past is None else {"past_key_values": self._past.begin(step.positions)}
-        return {"position_ids": step.positions, **past}
+        if self._past is None:
+            return {"position_ids": step.positions}
+        past = self._past.begin(step.positions)
+        if self._states is not None:
+            past.states = self._states.states
+        return {"position_ids": step.positions, "past_key_values": past}
 
     def _begun(self, step: ModelInput) -> ModelInput:
         """Move the pass to the model's device and announce it to attention and adapters."""
@@ -321,6 +351,9 @@ class RowModel:
             self.adapter_layers.begin(step.adapter_ids, step.logit_rows[: step.num_logits])
         step = step.to(self._device)
         self._paged.begin(step.attention)
+        if self._states is not None:
+            assert step.states is not None
+            self._states.begin(step.states)
         if self._fused is not None:
             by_modules = self._uses_modules or self.adapter_layers.is_used
             self._fused.begin(step.attention, uses_modules=by_modules)

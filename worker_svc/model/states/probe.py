@@ -1,0 +1,182 @@
+"""Finds a model's state modules: those that ask transformers' cache for states, and what these are. By running a few tokens."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from svc_common.errors import ConfigError
+from worker_svc.model.decoder.part import ModuleStates
+from worker_svc.model.states.layout import StateKey, StateShape
+
+
+@dataclass(frozen=True, slots=True)
+class StateModule:
+    """A module that has states: `name` of its kind, `layer`, and its `states` of one sequence.
+
+    `continues`: True if it computes several tokens that follow a state as it does one by one.
+    """
+
+    module: nn.Module
+    layer: int
+    states: tuple[StateShape, ...]
+    continues: bool
+
+    @property
+    def name(self) -> str:
+        """Class of the module."""
+        return type(self.module).__name__
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the states of one sequence."""
+        return sum(state.num_bytes for state in self.states)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What a probe saw of a module's call. `attended`: attention calls within it."""
+
+    given: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    attended: int = 0
+
+
+class StateProbe(ModuleStates):
+    """Records during a forward pass of `num_tokens` tokens which module asks for which states. Pass it to a `PackedPast`.
+
+    `num_attended` returns the number of attention calls so far.
+    """
+
+    def __init__(self, num_tokens: int, num_attended: Callable[[], int]) -> None:
+        super().__init__()
+        self.called: set[nn.Module] = set()
+        """Modules whose forward pass was called."""
+        self._num_tokens, self._num_attended = num_tokens, num_attended
+        self._active: list[nn.Module] = []
+        self._counts: Counter[nn.Module] = Counter()
+        self._calls: dict[nn.Module, _Call] = {}
+        self._owners: dict[StateKey, nn.Module] = {}
+
+    def get(self, key: StateKey) -> torch.Tensor | None:
+        """See ModuleStates."""
+        self._own(key)
+        return super().get(key)
+
+    def convolve(self, key: StateKey, columns: torch.Tensor, width: int | None) -> torch.Tensor:
+        """See ModuleStates."""
+        self._own(key)
+        return super().convolve(key, columns, width)
+
+    def replace(self, key: StateKey, state: torch.Tensor) -> torch.Tensor:
+        """See ModuleStates."""
+        self._own(key)
+        return super().replace(key, state)
+
+    def _own(self, key: StateKey) -> None:
+        owner = self._owners.setdefault(key, self._active[-1])
+        if owner is not self._active[-1]:
+            raise _refused(owner, f"shares states of layer {key.layer} with {type(self._active[-1]).__name__}")
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the calls of modules inside the block."""
+        modules = [module for module in model.modules() if module is not model]
+        before = [module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True) for module in modules]
+        after = [module.register_forward_hook(self._leave) for module in modules]
+        try:
+            yield
+        finally:
+            for handle in (*before, *after):
+                handle.remove()
+
+    def _enter(self, module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._active.append(module)
+        self._counts[module] += 1
+        self.called.add(module)
+        self._calls[module] = _Call(given, options, self._num_attended())
+
+    def _leave(self, module: nn.Module, _given: tuple[Any, ...], out: object) -> None:
+        self._active.pop()
+        call = self._calls[module]
+        call.attended = self._num_attended() - call.attended
+        if module not in self._owners.values():
+            call.given, call.options = (), {}
+        elif not _is_packed(out, self._num_tokens):
+            raise _refused(module, "returns more than a row for each token")
+
+    def modules(self) -> list[StateModule]:
+        """The modules with states, in the order in which they ran. Raises ConfigError for one that cannot be served."""
+        by_module: dict[nn.Module, list[StateKey]] = {}
+        for key, module in self._owners.items():
+            by_module.setdefault(module, []).append(key)
+        return [self._module(module, keys) for module, keys in by_module.items()]
+
+    def idle_linears(self, found: Iterable[StateModule]) -> list[nn.Module]:
+        """Linear modules in state modules that did not compute: these use their weights themselves."""
+        inner = (module for each in found for module in each.module.modules())
+        return [module for module in inner if isinstance(module, nn.Linear) and module not in self.called]
+
+    def _module(self, module: nn.Module, keys: list[StateKey]) -> StateModule:
+        call, layers = self._calls[module], {key.layer for key in keys}
+        if call.attended:
+            raise _refused(module, "has both states and attention")
+        if self._counts[module] > 1 or len(layers) > 1:
+            raise _refused(module, "is called several times in a pass")
+        lost = [key for key in keys if key not in self.values]
+        if lost:
+            raise _refused(module, f"asks for a {lost[0].kind} state that it does not set")
+        for x in _tensors((*call.given, *call.options.values())):
+            if x.shape[:2] != (1, self._num_tokens):
+                raise _refused(module, f"takes a tensor {tuple(x.shape)}, which is not of its tokens")
+        values = {key: self.values[key] for key in keys}
+        shapes = tuple(StateShape(key, tuple(value.shape[1:]), value.dtype) for key, value in values.items())
+        return StateModule(module, layers.pop(), shapes, self._continues(module, call, values))
+
+    def _continues(self, module: nn.Module, call: _Call, values: dict[StateKey, torch.Tensor]) -> bool:
+        """True if several tokens after a state depend on each state: Mamba's scan, for one, begins with zeros."""
+        if next(iter(values.values())).is_meta:
+            return True
+        zeros = {key: torch.zeros_like(value) for key, value in values.items()}
+
+        def computed(states: dict[StateKey, torch.Tensor]) -> torch.Tensor:
+            before, self.values, self._active = self.values, {k: value.clone() for k, value in states.items()}, [module]
+            try:
+                return first_of(module.forward(*call.given, **call.options)).clone()
+            finally:
+                self.values, self._active = before, []
+
+        plain, made = computed(zeros), torch.Generator().manual_seed(0)
+        for key, value in values.items():
+            other = torch.randn(value.shape, generator=made).to(value)
+            if torch.equal(computed({**zeros, key: other}), plain):
+                return False
+        return True
+
+
+def first_of(out: Any) -> torch.Tensor:
+    """The rows in a module's result."""
+    found: torch.Tensor = out[0] if isinstance(out, tuple) else out
+    return found
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _is_packed(out: object, num_tokens: int) -> bool:
+    parts = out if isinstance(out, tuple) else (out,)
+    return isinstance(parts[0], torch.Tensor) and parts[0].shape[:2] == (1, num_tokens) and not any(_tensors(parts[1:]))
+
+
+def _refused(module: nn.Module, what: str) -> ConfigError:
+    name = type(module).__name__
+    return ConfigError(f"its module {name} {what}: it cannot be served", reason="MODEL_UNSUPPORTED", metadata={"module": name})
