@@ -185,7 +185,9 @@ class WorkerSettings(ShellSettings):
         block_size = others.data.get("block_size", 1)
         if value % block_size:
             more = -(-value // block_size) * block_size
-            raise ValueError(f"{value} is not a multiple of --block-size {block_size}; use {more}, or 0 for the default")
+            raise ValueError(
+                f"{value} is not a multiple of --block-size {block_size}; use {more}, or 0 for the default"
+            )
         return value
 
     @field_validator("device")

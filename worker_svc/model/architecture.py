@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
@@ -34,8 +34,8 @@ def unsupported(what: str, *, module: str = "") -> ConfigError:
     """ConfigError for a model that cannot be served; `module` is the one at fault."""
     return ConfigError(
         f"{what}. Supported are decoders in which layers use attention through transformers' AttentionInterface (Llama, Qwen2 "
-        "and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...), some of them states in its cache (Qwen3-Next, "
-        "Nemotron-H, Granite 4, LFM2, Falcon-H1, ...)",
+        "and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...), or some of them states in its cache "
+        "(Qwen3-Next, Nemotron-H, Granite 4, LFM2, Falcon-H1, ...)",
         reason="MODEL_UNSUPPORTED",
         metadata={"module": module},
     )
@@ -46,14 +46,15 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
     config = checkpoint.text_config
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise unsupported(f"{cls.__name__} is an encoder-decoder model, not a decoder", module=cls.__name__)
-    # Those with states say that they do not, for the sake of their state modules; a probe shows what they do.
-    if not (getattr(cls, "_supports_attention_backend", False) or getattr(cls, "_is_stateful", False)):
+    needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
+    # Classes with states say that they do not, because of their state modules; a probe shows what attention does.
+    has_states = getattr(cls, "_is_stateful", False) and not needed
+    if not (getattr(cls, "_supports_attention_backend", False) or has_states):
         name, kind = _mixer(_skeleton(cls, checkpoint.config), config, layer=0)
         raise unsupported(
             f"{cls.__name__} cannot be served: its module {name} ({kind}) is not attention through AttentionInterface",
             module=name,
         )
-    needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
     if needed:
         raise unsupported(
             f"{cls.__name__} cannot be served: its forward() has no parameter {', '.join(sorted(needed))}"
@@ -116,6 +117,23 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
         )
 
 
+def probed(model: PreTrainedModel, probe: Callable[[], list[LayerCall]]) -> list[LayerCall]:
+    """The calls of a probe. Raises ConfigError if the model asks its cache for what transformers' own layers do not."""
+    try:
+        return probe()
+    except AttributeError as error:
+        if not isinstance(error.obj, Cache):
+            raise
+        raise unsupported(f"{type(model).__name__} cannot be served: its cache must have {error.name}") from error
+
+
+def check_apart(model: PreTrainedModel, mixes_tokens: Callable[[], bool]) -> None:
+    """Raise ConfigError if tokens depend on each other by more than attention and states, as `mixes_tokens` finds out."""
+    if mixes_tokens():
+        kind = type(model).__name__
+        raise unsupported(f"{kind} cannot be served: its tokens depend on each other beside attention and states")
+
+
 def sliding_window(calls: Sequence[LayerCall]) -> int:
     """Largest sliding window of all layers, from a probe's calls; 0 if any layer attends to the whole sequence.
 
@@ -134,11 +152,10 @@ def check_calls(
     block_size: int,
     max_model_len: int,
     state_layers: Collection[int] = (),
-    mixes_tokens: Callable[[], bool] = lambda: True,
 ) -> CacheShape:
     """The cache's shape, derived from a probe's calls of these layers.
 
-    `state_layers`: which have states. `mixes_tokens`: whether tokens depend on each other by more than attention and states.
+    `state_layers`: which have states. Beside such, others may have neither states nor attention: see `check_apart`.
 
     Raises ConfigError if a layer was not reached exactly once, if a call cannot be served, or if layers
     differ in shape.
@@ -147,9 +164,13 @@ def check_calls(
     reached = [call.layer for call in calls]
     if state_layers and not reached:
         raise unsupported(f"{kind} cannot be served: it has layers with states alone, and none with attention")
-    is_whole = bool(state_layers) and not mixes_tokens()
+    shared = next((call for call in calls if call.layer not in layers), None)
+    if state_layers and shared is not None:
+        raise unsupported(
+            f"{kind} cannot be served: its {shared.module} is attention of no layer of its own", module=shared.module
+        )
     for layer in layers:
-        if reached.count(layer) != 1 and not (is_whole and layer not in reached):
+        if reached.count(layer) != 1 and not (state_layers and layer not in reached):
             name, mixer = _mixer(model, config, layer)
             raise unsupported(
                 f"{kind} cannot be served: its module {name} ({mixer}) called attention through AttentionInterface "

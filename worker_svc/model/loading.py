@@ -156,7 +156,7 @@ def load(
     rotary.fix_longrope(loaded, found.text_config, max_model_len)
     _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
-    calls = model.probe(max_model_len)
+    calls = architecture.probed(loaded, lambda: model.probe(max_model_len))
     model.check_stage(max_model_len)
     shape = architecture.check_calls(
         loaded,
@@ -166,40 +166,32 @@ def load(
         block_size=settings.block_size,
         max_model_len=max_model_len,
         state_layers={each.layer for each in model.state_modules},
-        mixes_tokens=lambda: model.mixes_tokens(max_model_len),
     )
-    if model.state_modules and ranks.size > 1:
-        raise refused(f"{cls.__name__}: it has states, which are not divided over ranks yet; serve it with one rank")
     architecture.check_hidden(loaded, model.hidden_size)
     groups = _divided_cache(model, settings, calls, part, max_model_len)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
-    layout = _laid_out(model, shape, groups, cache_dtype)
+    layout = _laid_out(model, shape, groups, cache_dtype, ranks)
     if fast is not None:
-        fuse_tried(
-            model,
-            Fusing(
-                fast,
-                calls,
-                groups,
-                shape,
-                cache_dtype,
-                max_model_len,
-                rounded or stored,
-                bool(late),
-                sums,
-                model.head_of,
-            ),
-            found.text_config.vocab_size,
+        fusing = Fusing(
+            fast,
+            calls,
+            groups,
+            shape,
+            cache_dtype,
+            max_model_len,
+            rounded or stored,
+            bool(late),
+            sums,
+            model.head_of,
         )
-        if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
-            model.unfuse()
+        _fuse(model, fusing, found.text_config.vocab_size, ranks)
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
+    architecture.check_apart(loaded, lambda: bool(model.state_modules) and model.mixes_tokens(max_model_len))
     limits = _limits(settings, found, max_model_len, dtype, groups, layout)
     limits.sliding_window = _of_all_stages(architecture.sliding_window(calls), ranks)
-    made = bundle.make_bundle(found.path, limits)
-    limits.bundle_digest = bundle.digest_of(made)
+    made = _bundled(found, limits)
     progress("loaded", 1.0)
     return LoadedModel(
         model=model,
@@ -245,8 +237,12 @@ def _divided_cache(
     return groups
 
 
-def _laid_out(model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype) -> StateLayout:
-    """The layout of the model's states, which it uses from now on."""
+def _laid_out(
+    model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype, ranks: RankPlace
+) -> StateLayout:
+    """The layout of the model's states, which it uses from now on. Raises ConfigError with several ranks."""
+    if model.state_modules and ranks.size > 1:
+        raise refused("the model has states, which are not divided over ranks yet: serve it with one rank")
     index_bytes = 2 * shape.block_elements(cache_dtype) * cache_dtype.itemsize
     layout = layout_of([each.states for each in model.state_modules], groups.num_layers, index_bytes)
     model.divide_states(layout)
@@ -254,6 +250,19 @@ def _laid_out(model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dty
         kinds = ", ".join(sorted({each.name for each in model.state_modules}))
         log.info("a sequence has states of %s in %d blocks, whatever its length", kinds, layout.num_blocks)
     return layout
+
+
+def _fuse(model: RowModel, fusing: Fusing, vocab_size: int, ranks: RankPlace) -> None:
+    fuse_tried(model, fusing, vocab_size)
+    if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
+        model.unfuse()
+
+
+def _bundled(found: checkpoint.Checkpoint, limits: common_pb2.ModelLimits) -> bytes:
+    """The serialised bundle, whose digest `limits` gets."""
+    made = bundle.make_bundle(found.path, limits)
+    limits.bundle_digest = bundle.digest_of(made)
+    return made
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:

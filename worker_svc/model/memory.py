@@ -19,8 +19,8 @@ class MemoryBudget:
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
     CPU. `peak_bytes` counts weights, the peak of the profile step, `workspace_bytes`, which the kernels keep, and
     `staging_bytes`, the buffers of swaps, allocated with the blocks. `block_bytes`: of a block, which holds the layers of one
-    of `groups`. `num_state_blocks`: of the states of each sequence. `free_bytes`: free device memory once weights and workspace are there; None = not checked.
-    `profiled_tokens`: tokens of the profile step.
+    of `groups`. `num_state_blocks`: of the states of each sequence. `free_bytes`: free device memory once weights and workspace
+    are there; None = not checked. `profiled_tokens`: tokens of the profile step.
     """
 
     block_size: int
@@ -109,7 +109,9 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     )
     needed = needed_blocks * budget.block_bytes
     if not longest:
-        smallest = f"the {budget.num_state_blocks + 1} blocks of a sequence" if budget.num_state_blocks else "a single block"
+        smallest = (
+            f"the {budget.num_state_blocks + 1} blocks of a sequence" if budget.num_state_blocks else "a single block"
+        )
         what = f"the memory for the KV cache does not hold {smallest}{_account(budget)}"
         advice = more
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -145,12 +146,13 @@ class RowModel:
     def divide_states(self, layout: StateLayout) -> None:
         """Keep states by `layout`. Call it after `probe`, before `fuse` and `bind`."""
         if self.state_modules:
-            self._states = SequenceStates(
-                self.state_modules, layout, ModuleStates(), lambda places: self.adapter_layers.within(places)
-            )
+            self._states = SequenceStates(self.state_modules, layout, ModuleStates(), self._within)
+
+    def _within(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
+        return self.adapter_layers.within(places)
 
     def mixes_tokens(self, max_model_len: int) -> bool:
-        """True if tokens depend on each other by more than attention and states. Call it after `probe`, before `divide_states`."""
+        """True if tokens depend on each other by more than attention and states. Call it after `probe`."""
         with attention.probing(self._model, max_model_len):
             return mixing.mixes_tokens(self._model, [each.module for each in self.state_modules])
 
@@ -166,6 +168,8 @@ class RowModel:
         self._fused = fuse(self._model, given, self._kept_linears)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
         self.probe(given.max_model_len)
+        if self._states is not None:
+            self._states.continues = all(each.continues for each in self.state_modules)
         if self._past is not None:  # layers use positions themselves: far ones may differ, which no trial reaches
             self.unfuse()
 

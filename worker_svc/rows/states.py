@@ -1,4 +1,4 @@
-"""Blocks of states in a step: what rows begin with, and the checkpoints that they keep. Parsed and checked here; see `StateBlocks` in worker.proto."""
+"""Blocks of states in a step: those that rows begin with, and checkpoints. Parsed and checked; `StateBlocks` of worker.proto."""
 
 from dataclasses import dataclass
 
@@ -102,7 +102,9 @@ def _once(values: IntArray, field: str, what: str) -> None:
         raise InvalidArgument.field(field, f"has {what} {int(found[counts > 1][0])} twice")
 
 
-def check_states(changes: StateChanges, rows: IntArray, starts: IntArray, counts: IntArray, failed: IntArray) -> StateChanges:
+def check_states(
+    changes: StateChanges, rows: IntArray, starts: IntArray, counts: IntArray, failed: IntArray
+) -> StateChanges:
     """Check places of states against the step's batch, of ascending `rows` [n]; returns them without those of `failed` rows.
 
     A row that failed in an earlier step computes nothing, so it neither reads nor keeps states. Raises InvalidArgument.

@@ -39,7 +39,9 @@ def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, 
     limits = engine.load(lambda _stage, _fraction: None)
     num_groups, of_states = len(limits.cache_windows) or 1, limits.num_state_blocks
     engine.profile(64, 8)
-    engine.allocate(num_blocks * num_groups + NUM_STATES * of_states, num_cpu_blocks * num_groups + NUM_CPU_STATES * of_states)
+    engine.allocate(
+        num_blocks * num_groups + NUM_STATES * of_states, num_cpu_blocks * num_groups + NUM_CPU_STATES * of_states
+    )
     return engine
 
 
@@ -145,8 +147,8 @@ class Driver:
     ) -> Row:
         """A row joins: `computed` tokens of it lie in `blocks`; `num_tokens` (None = all that are left) are computed now.
 
-        `room`: tokens that its blocks can take beyond those known, so that steps need not mention it. `state`: where its states are;
-        None = new ones. `reads`: states that it begins with instead.
+        `room`: tokens that its blocks can take beyond those known, so that steps need not mention it. `state`: where its states
+        are; None = new ones. `reads`: states that it begins with instead.
         """
         index = next(i for i in range(1000) if i not in {row.index for row in self.rows.values()})
         life = self._lives.get(index, -1) + 1

@@ -19,7 +19,10 @@ LongArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PassStates:
-    """The states of a forward pass: `rows`, of which row i computes the packed tokens `offsets[i] : offsets[i + 1]`, from `starts[i]` on."""
+    """The states of a forward pass, in which row i of `rows` computes the packed tokens `offsets[i] : offsets[i + 1]`.
+
+    `starts`: position of the first of them.
+    """
 
     rows: RowStates
     starts: IntArray

@@ -80,7 +80,7 @@ def layout_of(modules: Sequence[Sequence[StateShape]], num_layers: int, index_by
 
 
 def default_checkpoint_tokens(num_blocks: int, num_groups: int, block_size: int) -> int:
-    """Distance of checkpoints at which one takes as many blocks as the keys and values of the tokens up to the next; 0 without states."""
+    """Distance of checkpoints at which one takes as many blocks as the keys and values of so many tokens; 0 without states."""
     return -(-num_blocks // num_groups) * block_size
 
 

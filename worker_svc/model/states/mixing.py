@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from worker_svc.model.decoder.part import PackedPast, decoder_of
-from worker_svc.model.states.probe import first_of
+from worker_svc.model.states.tensors import mapped
 
 _TOKENS = ((0, 1, 2, 3), (3, 1, 0, 2))
 _PLACE = 1
@@ -28,8 +28,7 @@ def mixes_tokens(model: PreTrainedModel, state_modules: Sequence[nn.Module]) -> 
 
 
 def _zeros(_module: nn.Module, _given: object, out: object) -> object:
-    zeros = torch.zeros_like(first_of(out))
-    return (zeros, *out[1:]) if isinstance(out, tuple) else zeros
+    return mapped(out, torch.zeros_like)
 
 
 def _hidden(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from svc_common.errors import ConfigError
 from worker_svc.model.decoder.part import ModuleStates
 from worker_svc.model.states.layout import StateKey, StateShape
+from worker_svc.model.states.tensors import tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,10 @@ class StateProbe(ModuleStates):
         call.attended = self._num_attended() - call.attended
         if module not in self._owners.values():
             call.given, call.options = (), {}
-        elif not _is_packed(out, self._num_tokens):
-            raise _refused(module, "returns more than a row for each token")
+            return
+        for x in tensors_in((call.given, call.options, out)):
+            if x.shape[:2] != (1, self._num_tokens):
+                raise _refused(module, f"takes or returns a tensor {tuple(x.shape)}, which is not of its tokens")
 
     def modules(self) -> list[StateModule]:
         """The modules with states, in the order in which they ran. Raises ConfigError for one that cannot be served."""
@@ -130,9 +133,6 @@ class StateProbe(ModuleStates):
         lost = [key for key in keys if key not in self.values]
         if lost:
             raise _refused(module, f"asks for a {lost[0].kind} state that it does not set")
-        for x in _tensors((*call.given, *call.options.values())):
-            if x.shape[:2] != (1, self._num_tokens):
-                raise _refused(module, f"takes a tensor {tuple(x.shape)}, which is not of its tokens")
         values = {key: self.values[key] for key in keys}
         shapes = tuple(StateShape(key, tuple(value.shape[1:]), value.dtype) for key, value in values.items())
         return StateModule(module, layers.pop(), shapes, self._continues(module, call, values))
@@ -143,40 +143,23 @@ class StateProbe(ModuleStates):
             return True
         zeros = {key: torch.zeros_like(value) for key, value in values.items()}
 
-        def computed(states: dict[StateKey, torch.Tensor]) -> torch.Tensor:
+        def computed(states: dict[StateKey, torch.Tensor]) -> list[torch.Tensor]:
             before, self.values, self._active = self.values, {k: value.clone() for k, value in states.items()}, [module]
             try:
-                return first_of(module.forward(*call.given, **call.options)).clone()
+                return [x.clone() for x in tensors_in(module.forward(*call.given, **call.options))]
             finally:
                 self.values, self._active = before, []
 
         plain, made = computed(zeros), torch.Generator().manual_seed(0)
         for key, value in values.items():
             other = torch.randn(value.shape, generator=made).to(value)
-            if torch.equal(computed({**zeros, key: other}), plain):
+            if all(map(torch.equal, computed({**zeros, key: other}), plain)):
                 return False
         return True
 
 
-def first_of(out: Any) -> torch.Tensor:
-    """The rows in a module's result."""
-    found: torch.Tensor = out[0] if isinstance(out, tuple) else out
-    return found
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _is_packed(out: object, num_tokens: int) -> bool:
-    parts = out if isinstance(out, tuple) else (out,)
-    return isinstance(parts[0], torch.Tensor) and parts[0].shape[:2] == (1, num_tokens) and not any(_tensors(parts[1:]))
-
-
 def _refused(module: nn.Module, what: str) -> ConfigError:
     name = type(module).__name__
-    return ConfigError(f"its module {name} {what}: it cannot be served", reason="MODEL_UNSUPPORTED", metadata={"module": name})
+    return ConfigError(
+        f"its module {name} {what}: it cannot be served", reason="MODEL_UNSUPPORTED", metadata={"module": name}
+    )

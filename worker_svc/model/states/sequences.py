@@ -1,6 +1,6 @@
 """Runs state modules on packed rows: sequence by sequence, with states from blocks of the KV cache's pool and back into them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from svc_common.errors import FailedPrecondition
 from worker_svc.model.decoder.part import ModuleStates
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
 from worker_svc.model.states.layout import StateLayout, StatePlace
-from worker_svc.model.states.probe import StateModule, first_of
+from worker_svc.model.states.probe import StateModule
+from worker_svc.model.states.tensors import mapped, tensors_in
 
 _MOST_BYTES = 128 * 2**20
 """Of states that a module computes at a time; they are in memory a few times over beside the pool."""
@@ -41,7 +41,7 @@ class _Work:
 class SequenceStates:
     """The states of all sequences. Call `bind` for each pool and `begin` before each forward pass.
 
-    Takes the place of the forward pass of each of `modules`, until `begin` with its own. `states`: what a module asks for its states.
+    Takes the place of the forward pass of each of `modules`. `states`: of the module that runs, which it asks for them.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class SequenceStates:
         self.layout = layout
         self.states, self.within = states, within
         self.batches: list[_Work] = []
-        self._continues = all(each.continues for each in modules)
+        self.continues = all(each.continues for each in modules)
+        """False if tokens that follow a state are computed one by one."""
         self._most = max(1, _MOST_BYTES // max(each.num_bytes for each in modules))
         self._pool = torch.empty(0)
         for each, place in zip(modules, layout.places, strict=True):
@@ -64,7 +65,7 @@ class SequenceStates:
 
     def begin(self, work: PassStates) -> None:
         """Set the sequences of the next forward pass."""
-        batches = batches_of(work, continues=self._continues, most=self._most)
+        batches = batches_of(work, continues=self.continues, most=self._most)
         self.batches = [self._uploaded(batch) for batch in batches]
 
     def _uploaded(self, batch: SequenceBatch) -> _Work:
@@ -107,32 +108,33 @@ class _BySequence:
         self._has_counts = place is owner.layout.places[0]
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        works, rows = self._owner.batches, next(_tensors_of(given, options))
-        if not works:
+        if not self._owner.batches:
             return self._inner(*given, **options)
-        out, result = None, None
-        for work in works:
+        num_tokens, whole = next(tensors_in((given, options))).shape[1], None
+        for work in self._owner.batches:
             with self._owner.within(work.batch.places.reshape(-1)):
-                result, states = self._run(work, given, options)
-            made = first_of(result)
-            out = made.new_zeros(1, rows.shape[1], *made.shape[2:]) if out is None else out
-            out[0].index_copy_(0, work.places.view(-1), made.flatten(0, 1))
+                result, states = self._run(work, *_cut((given, options), work.places, num_tokens))
+            if whole is None:
+                whole = mapped(result, lambda x: x.new_zeros(1, num_tokens, *x.shape[2:]))
+            for packed, made in zip(tensors_in(whole), tensors_in(result), strict=True):
+                packed[0].index_copy_(0, work.places.view(-1), made.flatten(0, 1))
             self._owner.write(self._place, work.targets, states.index_select(0, work.owners))
-        return (out, *result[1:]) if isinstance(result, tuple) else out
+        return whole
 
     def _run(self, work: _Work, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
         """The module's result for a batch, and the bytes of the states after it."""
         owner, places = self._owner, work.places
-        num_tokens = next(_tensors_of(given, options)).shape[1]
         if work.sources is None:
             content, owner.states.values = owner.empty(self._place, len(places)), {}
         else:
             content = owner.read(self._place, work.sources)
             owner.states.values = {
-                shape.key: self._bytes(content, i).clone(memory_format=torch.contiguous_format).view(shape.dtype).view(-1, *shape.shape)
+                shape.key: self._bytes(content, i)
+                .clone(memory_format=torch.contiguous_format)
+                .view(shape.dtype)
+                .view(-1, *shape.shape)
                 for i, shape in enumerate(self._shapes)
             }
-        given, options = _cut(given, places, num_tokens), _cut(options, places, num_tokens)
         if self._has_counts and work.sources is not None:
             given, options = self._checked(work, content, given, options)
         result = self._inner(*given, **options)
@@ -161,9 +163,7 @@ class _BySequence:
         if content.device.type == "cpu":
             _check_counts(work.batch, found, good)
             return given, options
-        factor = torch.where(good, 1.0, torch.nan)
-        spoil = _over_floats(lambda x: x * factor.to(x.dtype).view(-1, *[1] * (x.ndim - 1)))
-        return spoil(given), spoil(options)
+        return _spoiled(given, good), _spoiled(options, good)
 
 
 def _check_counts(batch: SequenceBatch, found: torch.Tensor, good: torch.Tensor) -> None:
@@ -177,10 +177,6 @@ def _check_counts(batch: SequenceBatch, found: torch.Tensor, good: torch.Tensor)
     )
 
 
-def _tensors_of(given: tuple[Any, ...], options: dict[str, Any]) -> Iterator[torch.Tensor]:
-    return (value for value in (*given, *options.values()) if isinstance(value, torch.Tensor))
-
-
 def _cut(values: Any, places: torch.Tensor, num_tokens: int) -> Any:
     """The same arguments with tensors [1, T, ...] as [sequences, tokens, ...]."""
 
@@ -189,19 +185,12 @@ def _cut(values: Any, places: torch.Tensor, num_tokens: int) -> Any:
             raise AssertionError(f"a state module gets a tensor {tuple(x.shape)} with {num_tokens} packed tokens")
         return x[0].index_select(0, places.view(-1)).view(*places.shape, *x.shape[2:])
 
-    return _mapped(values, taken)
+    return mapped(values, taken)
 
 
-def _over_floats(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Any]:
-    return lambda values: _mapped(values, lambda x: change(x) if x.is_floating_point() else x)
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`value`, a nest of tuples, lists and dictionaries, with its tensors changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _mapped(part, change) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(part, change) for part in value)
-    return value
+def _spoiled(values: Any, good: torch.Tensor) -> Any:
+    """The same arguments with NaN for sequences that are not good; `good` [sequences]."""
+    factor = torch.where(good, 1.0, torch.nan)
+    return mapped(
+        values, lambda x: x * factor.to(x.dtype).view(-1, *[1] * (x.ndim - 1)) if x.is_floating_point() else x
+    )
