@@ -7,6 +7,7 @@ steps in a message, blocks in any order. A row's tokens must not depend on any o
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tests.support.worker.driver import BLOCK_SIZE, NUM_CPU_STATES, NUM_STATES, Driver, Row, ids_of, state_ids_of
 from worker_svc.executor.model_engine import ModelEngine
@@ -231,6 +232,10 @@ class Chaos:
                     self.driver.keep(names[id(row)], length, state)
                     self.events.add("checkpoint")
 
+    def _options(self, _name: str) -> dict[str, Any]:
+        """Further options of a row."""
+        return {}
+
     def _add(
         self,
         name: str,
@@ -238,10 +243,9 @@ class Chaos:
         num_prompt: int,
         blocks: Sequence[int],
         computed: int,
-        state: int | None = None,
-        reads: int | None = None,
+        **states: int | None,
     ) -> None:
-        num_tokens = self._chunk(len(tokens) - computed)
+        num_tokens, options = self._chunk(len(tokens) - computed), states | self._options(name)
         self.driver.add(
             name,
             tokens,
@@ -250,8 +254,7 @@ class Chaos:
             blocks=blocks,
             computed=computed,
             room=self._room,
-            state=state,
-            reads=reads,
+            **options,
         )
 
     def _chunk(self, left: int) -> int:
