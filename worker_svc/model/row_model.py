@@ -133,6 +133,7 @@ class RowModel:
                 self._ends.enter(places)
             with seen.watching(self._model):
                 self._model(input_ids=places, position_ids=places, use_cache=False, past_key_values=past)
+        with torch.inference_mode():
             self.state_modules = seen.modules()
         self._kept_linears = frozenset(seen.idle_linears(self.state_modules))
         self._past = PackedPast(self._model.config) if past.is_asked or self.state_modules else None
