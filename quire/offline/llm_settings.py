@@ -19,7 +19,15 @@ MEMORY = ("kv_cache_memory", "swap_space")
 WORKER = (
     *("served_model_name", "dtype", "kv_cache_dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
     *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads", "max_adapters", "max_adapter_rank"),
-    *("quantization", "quantization_group", "fuse", "weight_cache", "cache_groups", "mask_budget_ms"),
+    *(
+        "quantization",
+        "quantization_group",
+        "fuse",
+        "weight_cache",
+        "cache_groups",
+        "checkpoint_tokens",
+        "mask_budget_ms",
+    ),
     *("attention_backend",),
 )
 ALWAYS = ("model", "target", "seed", "adapters", "log_steps")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ from paged_kernels.backend import CacheShape, scale_bytes
 from paged_kernels.quantized import FLOAT8
 from svc_common.errors import ConfigError
 from worker_svc.model import architecture, attention, checkpoint, stored_weights
+from worker_svc.model.attention import LayerCall
+from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.formats.forms import MatrixForm
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
+from worker_svc.model.states.layout import StateShape
+from worker_svc.model.states.probe import StateProbe
 
 _PROBE_TOKENS = 4
 _BLOCK_SIZE = 16  # any value will do here
@@ -46,7 +50,8 @@ class ModelSizes:
     of which a CPU keeps a packed copy; `padding_bytes`: by which packing on a CPU fills up matrices;
     `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
-    `num_attention_kinds`: different rules of attention among the layers; `windows`: of each layer, None = the whole sequence.
+    `num_attention_kinds`: different rules of attention among the layers; `windows`: of each layer that has keys and values, None =
+    the whole sequence; `states`: of each module that has states of sequences.
     """
 
     name: str
@@ -70,6 +75,12 @@ class ModelSizes:
     max_model_len: int
     num_attention_kinds: int = 1
     windows: tuple[int | None, ...] = ()
+    states: tuple[tuple[StateShape, ...], ...] = ()
+
+    @property
+    def num_cached_layers(self) -> int:
+        """Layers that have keys and values."""
+        return len(self.windows) or self.num_layers
 
 
 def model_sizes(
@@ -105,7 +116,7 @@ def model_sizes(
         model = cls._from_config(found.config, dtype=computed, attn_implementation=attention.register()).eval()
     config = found.text_config
     longest = checkpoint.choose_max_model_len(found, max_model_len)
-    shape, num_kinds, windows = _cache_shape(model, config, longest)
+    shape, num_kinds, windows, states = _cache_shape(model, config, longest)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
     hidden, loaded_bytes = int(config.hidden_size), sum(tensor.nbytes for tensor in tensors)
     rounding_of = _rounding_of(form_of, packs) if rounding is None else lambda _module: rounding
@@ -134,6 +145,7 @@ def model_sizes(
         max_model_len=longest,
         num_attention_kinds=num_kinds,
         windows=windows,
+        states=states,
     )
 
 
@@ -205,24 +217,54 @@ def _window(config: Any, layer_type: str) -> int | None:
     return getattr(config, fields[layer_type], None) if layer_type in fields else None
 
 
-def _cache_shape(model: Any, config: Any, max_model_len: int) -> tuple[CacheShape, int, tuple[int | None, ...]]:
-    """Shape of the cache, number of attention rules, and the layers' windows, by the worker's own probe of attention calls.
+Found = tuple[CacheShape, int, tuple[int | None, ...], tuple[tuple[StateShape, ...], ...]]
+
+
+def _cache_shape(model: Any, config: Any, max_model_len: int) -> Found:
+    """Shape of the cache, number of attention rules, the layers' windows, and states, by the worker's own probe of calls.
 
     Raises ConfigError as a worker would. If a model's control flow depends on values (such as a choice of
     experts), which meta tensors lack, uses the configuration.
     """
-    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
+    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+    is_stateful = getattr(type(model), "_is_stateful", False) or not {"linear_attention", "conv"}.isdisjoint(kinds)
     try:
-        with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
-            model(input_ids=tokens, use_cache=False)
-    except (RuntimeError, NotImplementedError, TypeError):
+        calls, states = _probed_in_bfloat16(model, max_model_len) if is_stateful else _probed(model, max_model_len)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        if is_stateful:
+            raise architecture.unsupported(f"the states of {type(model).__name__} are not known: {error}") from error
         heads = int(config.num_attention_heads)
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         keys = _first(config, ("qk_head_dim", "head_dim")) or config.hidden_size // heads
         shape = CacheShape(_BLOCK_SIZE, num_kv_heads, max(int(keys), int(_first(config, ("v_head_dim",)) or 0)))
-        kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
-        return shape, len({*kinds}), tuple(_window(config, kind) for kind in kinds)
+        return shape, len({*kinds}), tuple(_window(config, kind) for kind in kinds), ()
     shape = architecture.check_calls(
-        model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=max_model_len
+        model,
+        config,
+        calls,
+        range(config.num_hidden_layers),
+        block_size=_BLOCK_SIZE,
+        max_model_len=max_model_len,
+        state_layers={of_module[0].key.layer for of_module in states},
     )
-    return shape, len({call.rule for call in calls}), tuple(call.window for call in calls)
+    windows = tuple(call.window for call in calls)
+    return shape, len({call.rule for call in calls}), windows, tuple(states)
+
+
+def _probed_in_bfloat16(model: Any, max_model_len: int) -> tuple[list[LayerCall], list[tuple[StateShape, ...]]]:
+    """As if in the model's own type: experts are grouped on the meta device in this one alone."""
+    with torch.device("meta"):
+        short = type(model)._from_config(model.config, dtype=torch.bfloat16, attn_implementation=attention.register())
+    calls, states = _probed(short.eval(), max_model_len)
+    own = {torch.bfloat16: model.dtype}
+    return calls, [tuple(replace(x, dtype=own.get(x.dtype, x.dtype)) for x in of_module) for of_module in states]
+
+
+def _probed(model: Any, max_model_len: int) -> tuple[list[LayerCall], list[tuple[StateShape, ...]]]:
+    """Attention calls, and the states of modules that have some."""
+    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
+    with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
+        seen = StateProbe(_PROBE_TOKENS, calls.__len__)
+        with seen.watching(model):
+            model(input_ids=tokens, use_cache=False, past_key_values=PackedPast(model.config, seen))
+        return calls, [each.states for each in seen.modules()]

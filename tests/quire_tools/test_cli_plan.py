@@ -15,6 +15,7 @@ from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_picture
 from quire_tools.plan.request import Wanted, answered
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.states.checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.settings import WorkerSettings
 
@@ -56,6 +57,22 @@ def test_the_plan_is_what_a_worker_reports(dtype: str, cache: str) -> None:
     plan = make_plan(sizes_of(default_model(), dtype=dtype, kv_cache_dtype=cache), asked())
     assert of_plan(plan) == of_worker(default_model(), dtype=dtype, kv_cache_dtype=cache)
     assert not plan.problems and plan.concurrent[2048] == plan.num_tokens // 2048
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2_moe", "jamba"])
+def test_states_are_planned(model_type: str, tmp_path: Path) -> None:
+    """The plan of a model with states has the blocks of these, the size of a block and the requests that a worker reports."""
+    path = state_checkpoint(model_type, tmp_path / "model")
+    plan = make_plan(sizes_of(path), asked())
+    engine = ModelEngine(WorkerSettings(model=path, device="cpu"))
+    limits = engine.load(lambda *_: None)
+    said = engine.profile(64, 8)
+    assert (plan.num_state_blocks, plan.block_bytes) == (limits.num_state_blocks, said.block_bytes)
+    assert plan.num_gpu_blocks == said.num_gpu_blocks and plan.num_state_blocks > 0
+    assert f"{limits.num_state_blocks} of the blocks for each request" in said.readable
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_picture(plan))
+    assert f"the states of a request take {plan.num_state_blocks}, " in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])

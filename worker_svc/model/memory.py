@@ -45,8 +45,7 @@ class MemoryBudget:
 
     def longest(self, num_blocks: int, most: int) -> int:
         """Tokens, at most `most`, of the longest sequence that so many blocks hold; 0 if they hold none."""
-        left = num_blocks - self.num_state_blocks
-        return self.groups.longest(left, self.block_size, most) if left > 0 else 0
+        return longest(self.groups, num_blocks - self.num_state_blocks, self.block_size, most)
 
     @property
     def peak_bytes(self) -> int:
@@ -57,6 +56,11 @@ class MemoryBudget:
     def step_bytes(self) -> int:
         """Peak of the profile step, workspace and buffers of swaps."""
         return self.activation_bytes + self.workspace_bytes + self.staging_bytes
+
+
+def longest(groups: CacheGroups, num_blocks: int, block_size: int, most: int) -> int:
+    """Tokens, at most `most`, of the longest sequence whose keys and values so many blocks hold; 0 if there are none."""
+    return groups.longest(num_blocks, block_size, most) if num_blocks > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

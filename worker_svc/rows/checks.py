@@ -143,8 +143,23 @@ def with_checked_states(table: RowColumns, batch: StepBatch, step: StepChanges) 
     failed = np.flatnonzero(table.failed)
     if step.added is not None:
         failed = np.setdiff1d(failed, step.added.rows)
+    _check_kept_apart(table, step)
     found = check_states(step.states, batch.rows, batch.starts, batch.counts, failed)
     return replace(batch, changes=replace(step, states=found))
+
+
+def _check_kept_apart(table: RowColumns, step: StepChanges) -> None:
+    """Check that no checkpoint is written to the states of a row."""
+    rows = np.setdiff1d(table.occupied_rows(), step.removed)
+    own = {block: row for row in rows.tolist() for block in table.state_blocks[row].tolist()}
+    if step.added is not None:
+        count = table.limits.num_state_blocks
+        pairs = zip(step.added.rows.tolist(), step.added.block_ids, strict=True)
+        own |= {block: row for row, ids in pairs for block in ids[:count].tolist()}
+    taken = [block for block in step.states.keep.block_ids.reshape(-1).tolist() if block in own]
+    if taken:
+        what = f"block {taken[0]} is one of row {own[taken[0]]}'s own"
+        raise InvalidArgument.field("states_to_keep.block_ids", what)
 
 
 def _blocks_after(table: RowColumns, rows: IntArray, step: StepChanges) -> NDArray[np.int64]:

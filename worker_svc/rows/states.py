@@ -75,10 +75,15 @@ class RowStates:
 
 def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_blocks: int) -> StateChanges:
     """Parse the step's places of states, `num_blocks` for each row. Raises InvalidArgument naming the field."""
-    if not (outputs.HasField("states_to_read") or outputs.HasField("states_to_keep")):
+    fields = [name for name in ("states_to_read", "states_to_keep") if outputs.HasField(name)]
+    if not fields:
         return NO_STATES
-    read = _blocks(outputs.states_to_read, "states_to_read", num_blocks, num_gpu_blocks)
-    keep = _blocks(outputs.states_to_keep, "states_to_keep", num_blocks, num_gpu_blocks)
+    if not num_blocks:
+        raise InvalidArgument.field(fields[0], "this model has no states; leave it out")
+    read, keep = (
+        _blocks(getattr(outputs, name), name, num_blocks, num_gpu_blocks)
+        for name in ("states_to_read", "states_to_keep")
+    )
     _once(read.rows, "states_to_read.rows", "row")
     _once(keep.block_ids.reshape(-1), "states_to_keep.block_ids", "block")
     return StateChanges(read, keep)
@@ -86,8 +91,6 @@ def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_b
 
 def _blocks(message: worker_pb2.StateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> StateBlocks:
     rows = wire_arrays.unpack(message.rows, f"{field}.rows", minimum=0)
-    if len(rows) and not num_blocks:
-        raise InvalidArgument.field(field, "this model has no states; leave it empty")
     num_tokens = wire_arrays.unpack(message.num_tokens, f"{field}.num_tokens", length=len(rows), minimum=1)
     length = len(rows) * num_blocks
     ids = wire_arrays.unpack(message.block_ids, f"{field}.block_ids", length=length, minimum=0)

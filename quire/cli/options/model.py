@@ -47,7 +47,16 @@ loading = options_of(
     panels={
         _MODEL: (
             *("served_model_name", "dtype", "quantization", "quantization_group", "max_model_len", "backend"),
-            *("attention_backend", "device", "num_threads", "fuse", "weight_cache", "cache_groups", "invariant"),
+            *(
+                "attention_backend",
+                "device",
+                "num_threads",
+                "fuse",
+                "weight_cache",
+                "cache_groups",
+                "checkpoint_tokens",
+                "invariant",
+            ),
         )
     },
 )
