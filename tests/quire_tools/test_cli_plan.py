@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.built_in_model import default_model
 from quire.cli import main
@@ -15,8 +17,10 @@ from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_picture
 from quire_tools.plan.request import Wanted, answered
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.state_shapes import STATE_SHAPES, StateFigures
 from tests.worker.states.checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.model.states.layout import default_checkpoint_tokens
 from worker_svc.settings import WorkerSettings
 
 GIB = 2**30
@@ -73,6 +77,22 @@ def test_states_are_planned(model_type: str, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     console.print(plan_picture(plan))
     assert f"the states of a request take {plan.num_state_blocks}, " in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name == "jamba" else pytest.param(name, marks=pytest.mark.long) for name in STATE_SHAPES]
+)
+def test_figures_of_states(model_type: str, tmp_path: Path) -> None:
+    """docs/models.md: what the states of a sequence take."""
+    config = AutoConfig.for_model(model_type, dtype="bfloat16")
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+    config.save_pretrained(tmp_path)
+    plan = make_plan(sizes_of(tmp_path, max_model_len=2048), asked(memory_bytes=1024 * GIB))
+    sizes, blocks = plan.sizes, plan.num_state_blocks
+    distance = default_checkpoint_tokens(blocks, len(plan.groups.windows), 16)
+    mib = round(blocks * plan.block_bytes / 2**20, 1)
+    found = StateFigures(len(sizes.states), sizes.num_cached_layers, blocks, mib, distance)
+    assert found == STATE_SHAPES[model_type]
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])

@@ -118,7 +118,8 @@ class _BySequence:
                 whole = mapped(result, lambda x: x.new_zeros(1, num_tokens, *x.shape[2:]))
             for packed, made in zip(tensors_in(whole), tensors_in(result), strict=True):
                 packed[0].index_copy_(0, work.places.view(-1), made.flatten(0, 1))
-            self._owner.write(self._place, work.targets, states.index_select(0, work.owners))
+            kept = states if len(work.owners) == len(states) else states.index_select(0, work.owners)
+            self._owner.write(self._place, work.targets, kept)
         return whole
 
     def _run(self, work: _Work, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
