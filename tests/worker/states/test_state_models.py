@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
+from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.adapter_folders import Oracle, make_adapter
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine, new_engine, state_ids_of
 from tests.support.worker.generated import Generated, greedy, reference_model
@@ -24,6 +26,9 @@ FAMILIES = (
     "granitemoehybrid", "kimi_linear", "olmo_hybrid",
 )  # fmt: skip
 NUM_TOKENS = 12
+ON_THE_HOST = pytest.mark.skipif(
+    TEST_DEVICE != "cpu", reason="a device is not waited for: rows get NaN instead of an error"
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def test_tokens_are_those_of_generate(model_type):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An engine with a gated delta net or a short convolution, and what transformers makes of a prompt."""
+    """An engine with Mamba-2 beside attention or short convolutions, and what transformers makes of a prompt."""
 
     path: Path
     engine: ModelEngine
@@ -46,7 +51,7 @@ class World:
     expected: Generated
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2"])
+@pytest.fixture(scope="module", params=["falcon_h1", "lfm2"])
 def world(request, tmp_path_factory) -> World:
     path = state_checkpoint(request.param, tmp_path_factory.mktemp("states") / "model")
     rng = random.Random(5)
@@ -96,6 +101,7 @@ def test_checkpoints_at_every_block(world):
         world.expected.check(driver.tokens[name], driver.logprobs[name])
 
 
+@ON_THE_HOST
 @pytest.mark.parametrize("computed", [BLOCK_SIZE - 4, BLOCK_SIZE + 4])
 def test_a_token_is_never_taken_in_twice(world, computed):
     """A row whose states have taken in another number of tokens fails the step with both numbers, and can begin anew."""
@@ -141,6 +147,7 @@ def test_draft_tokens_are_refused(world):
         world.engine.execute(message)
 
 
+@ON_THE_HOST
 def test_what_is_left_out_is_seen(world, monkeypatch):
     """The tests above can fail: without writing states, the guard stops the second step."""
     world.engine.cache.device_pool.fill_(float("nan"))
@@ -158,29 +165,32 @@ def test_what_is_left_out_is_seen(world, monkeypatch):
     ids=str,
 )
 def test_forms_of_weights_and_cache(world, settings):
-    """States keep their own types whatever the cache's: logprobs of the prompt's tokens are near those of float32."""
+    """States keep their own types whatever the cache's: logprobs after a prompt in chunks deviate from float32's no more than 1.5
+    times as much as those of transformers in bfloat16."""
     driver = Driver(make_engine(world.path, **settings))
     driver.add("row", world.prompt, 7, state=3)
     driver.run()
     while left := len(world.prompt) - driver.rows["row"].computed:
         driver.compute("row", min(7, left))
         driver.run()
-    found = driver.logits["row"][len(world.prompt)].float().log_softmax(-1)
-    with torch.inference_mode():
-        logits = reference_model(world.path)(torch.tensor([world.prompt])).logits[0, -1]
-    wanted = logits.float().log_softmax(-1)
-    tolerance = 1e-4 if settings == {"fuse": False} else 0.35
-    assert (found - wanted).abs().max() < tolerance
-    assert int(found.argmax()) == int(wanted.argmax())
+    found = driver.logits["row"][len(world.prompt)].cpu().float().log_softmax(-1)
+    reference = reference_model(world.path)
+    wanted = last_logprobs(reference, world.prompt)
+    deviation = float((found - wanted).abs().max())
+    own = float((last_logprobs(reference.to(torch.bfloat16), world.prompt) - wanted).abs().max())
+    assert deviation < (1e-4 if settings == {"fuse": False} else 1.5 * own)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
+@torch.inference_mode()
+def last_logprobs(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    return model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("model_type", ["falcon_h1", "jamba"])
 def test_adapters_of_state_modules(model_type, tmp_path):
     """A row with an adapter of all linear modules, and rows without, equal PEFT alone, in prompts and beside each other."""
     base = state_checkpoint(model_type, tmp_path / "base")
-    targets = (
-        ["in_proj_qkvz", "out_proj", "q_proj"] if model_type == "qwen3_next" else ["in_proj", "x_proj", "out_proj"]
-    )
+    targets = ["in_proj", "q_proj"] if model_type == "falcon_h1" else ["in_proj", "x_proj", "out_proj"]
     path = make_adapter(base, tmp_path / "a", 1, r=4, target_modules=targets)
     engine = make_engine(base)
     driver, rng = Driver(engine), random.Random(1)
@@ -198,10 +208,10 @@ def test_adapters_of_state_modules(model_type, tmp_path):
         logits = oracle.logits([*prompt, *driver.tokens[name]], ids[name])
         for position, found in driver.logits[name].items():
             torch.testing.assert_close(
-                found.log_softmax(-1), logits[position - 1].log_softmax(-1), atol=2e-3, rtol=1e-3
+                found.cpu().log_softmax(-1), logits[position - 1].log_softmax(-1), atol=2e-3, rtol=1e-3
             )
     plain = oracle.logits(prompts["with"], 0)[-1]
-    assert (driver.logits["with"][35] - plain).abs().max() > 0.01
+    assert (driver.logits["with"][35].cpu() - plain).abs().max() > 0.01
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------
@@ -226,6 +236,7 @@ def test_checkpoint_tokens(world):
         new_engine(world.path, checkpoint_tokens=40)
 
 
+@NEEDS_INVARIANCE
 def test_invariance_is_not_claimed(world):
     """Results depend on chunks: `--invariant` is refused, and the default does without."""
     assert not world.engine.invariant
