@@ -227,7 +227,7 @@ def _cache_shape(model: Any, config: Any, max_model_len: int) -> Found:
     experts), which meta tensors lack, uses the configuration.
     """
     kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
-    is_stateful = getattr(type(model), "_is_stateful", False) or not {"linear_attention", "conv"}.isdisjoint(kinds)
+    is_stateful = architecture.may_have_states(type(model), config)
     try:
         calls, states = _probed_in_bfloat16(model, max_model_len) if is_stateful else _probed(model, max_model_len)
     except (RuntimeError, NotImplementedError, TypeError) as error:

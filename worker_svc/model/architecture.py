@@ -22,10 +22,8 @@ from worker_svc.model.checkpoint import Checkpoint
 
 _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
 _NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
-_LAYER_TYPES = {
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "moe",
-    "mlp",
-}  # fmt: skip
+_STATE_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *_STATE_TYPES, "moe", "mlp"}
 # Fields that change attention in ways that never reach the attention function.
 _UNSEEN_FIELDS = ("num_kv_shared_layers", "use_bidirectional_attention")
 
@@ -80,6 +78,22 @@ def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: P
                 f"{cls.__name__} cannot be served with rotary scaling 'dynamic': it depends on the longest sequence of a "
                 "batch. Set another rope_type in config.json (yarn, linear, llama3) or remove the scaling"
             )
+
+
+def may_have_states(cls: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
+    """True if the class says that it has, or its configuration has such layers. A probe finds out whether it does."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(getattr(cls, "_is_stateful", False)) or not _STATE_TYPES.isdisjoint(kinds)
+
+
+def check_one_rank(cls: type[PreTrainedModel], config: PreTrainedConfig, num_ranks: int) -> None:
+    """Raise ConfigError if a model that may have states is to be divided over ranks."""
+    if num_ranks > 1 and may_have_states(cls, config):
+        raise ConfigError(
+            f"{cls.__name__} has layers with states of sequences, which are not divided over ranks yet: serve it without "
+            "--tensor-parallel and --pipeline-parallel",
+            reason="MODEL_UNSUPPORTED",
+        )
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:

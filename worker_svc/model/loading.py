@@ -171,7 +171,7 @@ def load(
     groups = _divided_cache(model, settings, calls, part, max_model_len)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     _check_attention(settings, kernels, shape, (dtype, cache_dtype), calls)
-    layout = _laid_out(model, shape, groups, cache_dtype, ranks)
+    layout = _laid_out(model, shape, groups, cache_dtype)
     if fast is not None:
         fusing = Fusing(
             fast,
@@ -217,6 +217,7 @@ def _opened(
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
+    architecture.check_one_rank(cls, found.text_config, ranks.size)
     found, cls, shard = sharded(found, cls, ranks.tensor_rank, ranks.tensor_size)
     if shard.experts is not None and ranks.num_stages > 1:
         raise refused(
@@ -237,12 +238,8 @@ def _divided_cache(
     return groups
 
 
-def _laid_out(
-    model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype, ranks: RankPlace
-) -> StateLayout:
-    """The layout of the model's states, which it uses from now on. Raises ConfigError with several ranks."""
-    if model.state_modules and ranks.size > 1:
-        raise refused("the model has states, which are not divided over ranks yet: serve it with one rank")
+def _laid_out(model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype) -> StateLayout:
+    """The layout of the model's states, which it uses from now on."""
     index_bytes = 2 * shape.block_elements(cache_dtype) * cache_dtype.itemsize
     layout = layout_of([each.states for each in model.state_modules], groups.num_layers, index_bytes)
     model.divide_states(layout)

@@ -8,15 +8,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from protos.common.v1 import common_pb2
+from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.adapter_folders import Oracle, make_adapter
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine, new_engine, state_ids_of
-from tests.support.worker.generated import Generated, greedy, reference_model
+from tests.support.worker.generated import Generated, greedy, last_hidden, reference_model
 from tests.worker.families.outcomes import EQUAL
 from tests.worker.families.trial import tried
 from tests.worker.states.checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.model.architecture import check_one_rank
+from worker_svc.model.checkpoint import model_class, open_checkpoint
 from worker_svc.model.states.sequences import SequenceStates
 
 # Gated delta nets, Mamba-2 and Mamba, convolutions; beside attention in a layer, with experts, and with layers that have neither.
@@ -37,6 +41,8 @@ ON_THE_HOST = pytest.mark.skipif(
 def test_tokens_are_those_of_generate(model_type):
     """Tokens equal those of `generate` through chunks, recompute, swap, hits at checkpoints, copies of states and multi-step
     decode, with NaN in all blocks that were freed or never written."""
+    if TEST_DEVICE == "fake-cuda" and model_type.startswith("qwen3"):
+        pytest.skip("transformers' own code for chunks of a gated delta net takes more than the device's 64 MiB")
     found = tried(model_type)
     assert (found.outcome, found.why) == (EQUAL, "")
 
@@ -229,6 +235,20 @@ def test_sizes(world):
     assert f"{requests:.1f} requests of {limits.max_model_len}" in found.readable
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_several_ranks_are_refused(world, num_ranks):
+    """By name, before weights are read."""
+    found = open_checkpoint(world.path)
+    given = model_class(found), found.text_config, num_ranks
+    if num_ranks == 1:
+        check_one_rank(*given)
+        return
+    with pytest.raises(
+        ConfigError, match="ForCausalLM has layers with states of sequences, which are not divided over ranks"
+    ):
+        check_one_rank(*given)
+
+
 def test_checkpoint_tokens(world):
     """--checkpoint-tokens sets their distance; it must be a multiple of the block size."""
     assert new_engine(world.path, checkpoint_tokens=64).load(lambda *_: None).checkpoint_tokens == 64
@@ -244,3 +264,31 @@ def test_invariance_is_not_claimed(world):
     engine.load(lambda _stage, _fraction: None)
     with pytest.raises(ConfigError, match="states depend on how prompts are cut into chunks"):
         engine.profile(64, 8)
+
+
+# --- beside generation -------------------------------------------------------------------------------------------------
+
+
+def test_prompt_logprobs_and_embeddings(world):
+    """Rows that ask for logprobs of their prompts, which run in passes of their own, and embeddings beside others, in chunks."""
+    driver, results = Driver(world.engine), list[worker_pb2.WorkerOutputs]()
+    sampling = common_pb2.ResolvedSampling(num_prompt_logprobs=0)
+    driver.add("scored", world.prompt, 20, state=0, rare={"sampling": sampling})
+    driver.add("pooled", world.prompt, 30, state=1, rare={"task": common_pb2.TASK_EMBED_MEAN})
+    driver.add("row", world.prompt, 10, state=2)
+    results.append(driver.run())
+    for name, most in (("scored", 17), ("pooled", 9), ("row", 40)):
+        while left := len(world.prompt) - driver.rows[name].computed:
+            driver.compute(name, min(most, left))
+            for other in driver.rows.keys() - {name}:
+                driver.pause(other)
+            results.append(driver.run())
+    reference, ids = reference_model(world.path), torch.tensor([world.prompt])
+    with torch.inference_mode():
+        wanted = reference(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    scores = b"".join(part.logprobs for made in results for part in made.prompt_logprobs)
+    torch.testing.assert_close(torch.frombuffer(bytearray(scores), dtype=torch.float32), wanted, atol=1e-3, rtol=1e-3)
+    [embedding] = [found for made in results for found in made.embeddings]
+    vector = torch.frombuffer(bytearray(embedding.values), dtype=torch.float32)
+    torch.testing.assert_close(vector, last_hidden(reference, world.prompt).mean(0), atol=1e-3, rtol=1e-3)
+    world.expected.check(driver.tokens["row"], driver.logprobs["row"])
