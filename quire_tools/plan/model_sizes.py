@@ -255,16 +255,19 @@ def _probed_in_bfloat16(model: Any, max_model_len: int) -> tuple[list[LayerCall]
     """As if in the model's own type: experts are grouped on the meta device in this one alone."""
     with torch.device("meta"):
         short = type(model)._from_config(model.config, dtype=torch.bfloat16, attn_implementation=attention.register())
-    calls, states = _probed(short.eval(), max_model_len)
+    calls, states = _probed(short.eval(), max_model_len, has_states=True)
     own = {torch.bfloat16: model.dtype}
     return calls, [tuple(replace(x, dtype=own.get(x.dtype, x.dtype)) for x in of_module) for of_module in states]
 
 
-def _probed(model: Any, max_model_len: int) -> tuple[list[LayerCall], list[tuple[StateShape, ...]]]:
+def _probed(
+    model: Any, max_model_len: int, *, has_states: bool = False
+) -> tuple[list[LayerCall], list[tuple[StateShape, ...]]]:
     """Attention calls, and the states of modules that have some."""
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
         seen = StateProbe(_PROBE_TOKENS, calls.__len__)
+        past = {"past_key_values": PackedPast(model.config, seen)} if has_states else {}
         with seen.watching(model):
-            model(input_ids=tokens, use_cache=False, past_key_values=PackedPast(model.config, seen))
+            model(input_ids=tokens, use_cache=False, **past)
         return calls, [each.states for each in seen.modules()]

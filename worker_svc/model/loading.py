@@ -256,7 +256,7 @@ def _fuse(model: RowModel, fusing: Fusing, vocab_size: int, ranks: RankPlace) ->
 
 
 def _bundled(found: checkpoint.Checkpoint, limits: common_pb2.ModelLimits) -> bytes:
-    """The serialised bundle, whose digest `limits` gets."""
+    """The serialised bundle; `limits` gets its digest."""
     made = bundle.make_bundle(found.path, limits)
     limits.bundle_digest = bundle.digest_of(made)
     return made

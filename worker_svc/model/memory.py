@@ -59,7 +59,7 @@ class MemoryBudget:
 
 
 def longest(groups: CacheGroups, num_blocks: int, block_size: int, most: int) -> int:
-    """Tokens, at most `most`, of the longest sequence whose keys and values so many blocks hold; 0 if there are none."""
+    """Tokens, at most `most`, of the longest sequence that so many blocks of keys and values hold; 0 if there are none."""
     return groups.longest(num_blocks, block_size, most) if num_blocks > 0 else 0
 
 

@@ -22,7 +22,8 @@ from worker_svc.device.devices import Device
 from worker_svc.invariance import RowModules
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups, LayerPlace
-from worker_svc.model.decoder.part import ModuleStates, PackedPast, decoder_of
+from worker_svc.model.decoder.module_states import ModuleStates
+from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
 from worker_svc.model.fused.packed_linear import PackedLinear
@@ -32,9 +33,8 @@ from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
 from worker_svc.model.stages.division import StagePart
 from worker_svc.model.stages.ends import StageEnds, StateLinks
-from worker_svc.model.states import mixing
 from worker_svc.model.states.layout import StateLayout
-from worker_svc.model.states.probe import StateModule, StateProbe
+from worker_svc.model.states.probe import StateModule, StateProbe, mixes_tokens
 from worker_svc.model.states.sequences import SequenceStates
 
 _PROBE_TOKENS = 4
@@ -155,7 +155,7 @@ class RowModel:
     def mixes_tokens(self, max_model_len: int) -> bool:
         """True if tokens depend on each other by more than attention and states. Call it after `probe`."""
         with attention.probing(self._model, max_model_len):
-            return mixing.mixes_tokens(self._model, [each.module for each in self.state_modules])
+            return mixes_tokens(self._model, [each.module for each in self.state_modules])
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:

@@ -19,7 +19,7 @@ from worker_svc.settings import WorkerSettings
 
 BLOCK_SIZE = 16
 NUM_STATES, NUM_CPU_STATES = 40, 12
-"""Sequences, with checkpoints, whose states an engine has blocks for."""
+"""Sequences and checkpoints for which an engine has blocks of states."""
 
 
 def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from svc_common.errors import InvalidArgument
+from worker_svc.model.decoder.module_states import StateKey
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
-from worker_svc.model.states.layout import HEADER_BYTES, StateKey, StateShape, default_checkpoint_tokens, layout_of
+from worker_svc.model.states.layout import HEADER_BYTES, StateShape, default_checkpoint_tokens, layout_of
 from worker_svc.rows.states import RowStates, StateBlocks
 
 

@@ -110,7 +110,7 @@ def test_checkpoints_at_every_block(world):
 @ON_THE_HOST
 @pytest.mark.parametrize("computed", [BLOCK_SIZE - 4, BLOCK_SIZE + 4])
 def test_a_token_is_never_taken_in_twice(world, computed):
-    """A row whose states have taken in another number of tokens fails the step with both numbers, and can begin anew."""
+    """States that have taken in another number of tokens fail the step with both numbers; the row can begin anew."""
     driver = Driver(world.engine)
     row = driver.add("row", world.prompt, BLOCK_SIZE, state=0)
     driver.run()

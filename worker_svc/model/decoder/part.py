@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from worker_svc.model.states.layout import StateKey
+from worker_svc.model.decoder.module_states import ModuleStates, StateKey
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -28,40 +27,6 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
         return found
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     return parts[0] if len(parts) == 1 else model
-
-
-class ModuleStates:
-    """The states of the sequences that a module computes: [sequences, ...] by key; none of sequences at their first token.
-
-    As `LinearAttentionLayer` of transformers, which has one batch of sequences for good. Modules may change them in place.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[StateKey, torch.Tensor] = {}
-
-    def get(self, key: StateKey) -> torch.Tensor | None:
-        """The state before these tokens; None at the first token."""
-        return self.values.get(key)
-
-    def convolve(self, key: StateKey, columns: torch.Tensor, width: int | None) -> torch.Tensor:
-        """Keep the last `width` columns (default: as many as are kept, or given) of [sequences, channels, columns].
-
-        Returns the columns kept before, and these; at the first token, zeros before these up to `width`.
-        """
-        before = self.values.get(key)
-        width = width or (columns if before is None else before).shape[-1]
-        if before is None:
-            whole = functional.pad(columns, (max(0, width - columns.shape[-1]), 0))
-        else:
-            whole = torch.cat([before, columns], dim=-1)
-        self.values[key] = whole[..., -width:].clone()
-        return whole
-
-    def replace(self, key: StateKey, state: torch.Tensor) -> torch.Tensor:
-        """Keep `state`, in the dtype of the one before; returns what is kept."""
-        before = self.values.get(key)
-        self.values[key] = state if before is None else state.to(before.dtype)
-        return self.values[key]
 
 
 class PackedPast(DynamicCache):

@@ -10,18 +10,11 @@ from math import prod
 
 import torch
 
+from worker_svc.model.decoder.module_states import StateKey
+
 HEADER_BYTES = 16
 """Before the states of the first layer: how many tokens they have taken in, an int64."""
 _ALIGNMENT = 16
-
-
-@dataclass(frozen=True, slots=True)
-class StateKey:
-    """Names a state as transformers' cache does: `kind` "conv" or "recurrent", and which of several of a layer."""
-
-    layer: int
-    kind: str
-    index: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,23 @@
-"""Finds a model's state modules: those that ask transformers' cache for states, and what these are. By running a few tokens."""
+"""Finds modules with states: those that ask transformers' cache for them; and whether tokens depend on each other otherwise.
+
+By running a few tokens. What states are: `layout`.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from svc_common.errors import ConfigError
-from worker_svc.model.decoder.part import ModuleStates
-from worker_svc.model.states.layout import StateKey, StateShape
-from worker_svc.model.states.tensors import tensors_in
+from worker_svc.model.decoder.module_states import ModuleStates, StateKey
+from worker_svc.model.decoder.part import PackedPast, decoder_of
+from worker_svc.model.states.layout import StateShape
+from worker_svc.model.states.tensors import mapped, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class StateProbe(ModuleStates):
     def __init__(self, num_tokens: int, num_attended: Callable[[], int]) -> None:
         super().__init__()
         self.called: set[nn.Module] = set()
-        """Modules whose forward pass was called."""
+        """Modules that were called."""
         self._num_tokens, self._num_attended = num_tokens, num_attended
         self._active: list[nn.Module] = []
         self._counts: Counter[nn.Module] = Counter()
@@ -163,3 +168,37 @@ def _refused(module: nn.Module, what: str) -> ConfigError:
     return ConfigError(
         f"its module {name} {what}: it cannot be served", reason="MODEL_UNSUPPORTED", metadata={"module": name}
     )
+
+
+# --- whether tokens depend on each other otherwise ---------------------------------------------------------------------
+
+_TOKENS = ((0, 1, 2, 3), (3, 1, 0, 2))
+_PLACE = 1
+_TOLERANCES = {torch.float32: 1e-4}
+_TOLERANCE = 3e-2  # sums of experts may be rounded otherwise beside other tokens
+
+
+@torch.inference_mode()
+def mixes_tokens(model: PreTrainedModel, state_modules: Sequence[nn.Module]) -> bool:
+    """True if a token's hidden state depends on others where `state_modules`, and attention inside a probe, return zeros."""
+    hooks = [module.register_forward_hook(_zeros) for module in state_modules]
+    try:
+        first, other = (_hidden(model, tokens) for tokens in _TOKENS)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return not float((first - other).norm() / first.norm()) <= _TOLERANCES.get(model.dtype, _TOLERANCE)
+
+
+def _zeros(_module: nn.Module, _given: object, out: object) -> object:
+    return mapped(out, torch.zeros_like)
+
+
+def _hidden(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Last hidden state of one token, [H]."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+    places = torch.arange(len(tokens), device=model.device)[None]
+    past = PackedPast(model.config)
+    out = decoder_of(model)(input_ids=ids, position_ids=places, use_cache=False, past_key_values=past)
+    found: torch.Tensor = out.last_hidden_state[0, _PLACE].float()
+    return found

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from svc_common.errors import FailedPrecondition
-from worker_svc.model.decoder.part import ModuleStates
+from worker_svc.model.decoder.module_states import ModuleStates
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
 from worker_svc.model.states.layout import StateLayout, StatePlace
 from worker_svc.model.states.probe import StateModule
