@@ -22,7 +22,7 @@ LIMITS = {
     "requirement_numbers_in_product": (0, 0),
     "upward_imports": (20, 0),
     "product_lines": (89_940, 55_000),
-    "serving_lines": (73_300, 45_000),
+    "serving_lines": (73_440, 45_000),
 }
 
 
