@@ -149,6 +149,12 @@ class RowModel:
         if self.state_modules:
             self._states = SequenceStates(self.state_modules, layout, ModuleStates(), self._within)
 
+    @torch.inference_mode()
+    def drop_states(self, blocks: NDArray[np.int32]) -> None:
+        """Make the states in `blocks` [sequences, blocks] unusable: a row that begins with them fails."""
+        if self._states is not None and len(blocks):
+            self._states.drop(blocks)
+
     def _within(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
         return self.adapter_layers.within(places)
 

@@ -111,8 +111,9 @@ class StepChanges:
 
     @property
     def is_empty(self) -> bool:
-        """True if no row is mentioned and no block is moved."""
-        return self.is_unchanged and not (len(self.swap_in) or len(self.swap_out) or len(self.copies) or self.placed)
+        """True if no row is mentioned, no block is moved and no states are read or kept."""
+        moves = len(self.swap_in) or len(self.swap_out) or len(self.copies) or self.placed
+        return self.is_unchanged and not moves and self.states is NO_STATES
 
     @property
     def num_blocks(self) -> int:

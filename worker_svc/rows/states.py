@@ -33,10 +33,11 @@ class StateBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
-    """`states_to_read` and `states_to_keep` of a step."""
+    """`states_to_read` and `states_to_keep` of a step. `dropped`: checkpoints that no row of it keeps, because it failed before."""
 
     read: StateBlocks
     keep: StateBlocks
+    dropped: StateBlocks
 
     @property
     def num_blocks(self) -> int:
@@ -44,7 +45,7 @@ class StateChanges:
         return int(self.keep.block_ids.max(initial=-1)) + 1
 
 
-NO_STATES = StateChanges(StateBlocks.none(), StateBlocks.none())
+NO_STATES = StateChanges(StateBlocks.none(), StateBlocks.none(), StateBlocks.none())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_b
     )
     _once(read.rows, "states_to_read.rows", "row")
     _once(keep.block_ids.reshape(-1), "states_to_keep.block_ids", "block")
-    return StateChanges(read, keep)
+    return StateChanges(read, keep, StateBlocks.none(num_blocks))
 
 
 def _blocks(message: worker_pb2.StateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> StateBlocks:
@@ -108,7 +109,7 @@ def _once(values: IntArray, field: str, what: str) -> None:
 def check_states(
     changes: StateChanges, rows: IntArray, starts: IntArray, counts: IntArray, failed: IntArray
 ) -> StateChanges:
-    """Check places of states against the step's batch, of ascending `rows` [n]; returns them without those of `failed` rows.
+    """Check places of states against the step's batch, of ascending `rows` [n]; returns them with those of `failed` rows dropped.
 
     A row that failed in an earlier step computes nothing, so it neither reads nor keeps states. Raises InvalidArgument.
     """
@@ -119,7 +120,7 @@ def check_states(
     keep, at = _in_batch(changes.keep, "states_to_keep", rows, failed)
     outside = (keep.num_tokens <= starts[at]) | (keep.num_tokens > starts[at] + counts[at])
     _blame(keep, outside, "states_to_keep", "the step does not compute the last of these tokens")
-    return StateChanges(read, keep)
+    return StateChanges(read, keep, changes.keep.part(np.isin(changes.keep.rows, failed)))
 
 
 def _in_batch(part: StateBlocks, field: str, rows: IntArray, failed: IntArray) -> tuple[StateBlocks, NDArray[np.int64]]:

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -122,6 +123,27 @@ def test_a_token_is_never_taken_in_twice(world, computed):
     assert caught.value.reason == "STATES_OUT_OF_STEP"
     driver = Driver(world.engine)
     world.expected.check(generate(driver, "row", world.prompt, NUM_TOKENS), driver.logprobs["row"])
+
+
+@ON_THE_HOST
+def test_checkpoints_that_were_not_kept_are_unusable(world):
+    """What blocks held before is not taken for the checkpoint of a row that failed, or of a step that did."""
+    driver, count = Driver(world.engine), BLOCK_SIZE
+    row = driver.add("older", [*world.prompt[1:], 0], state=0)
+    driver.keep("older", count, 9)
+    driver.run()
+    blocks = row.blocks[:1]
+    driver.remove("older")
+    driver.add("keeper", world.prompt, BLOCK_SIZE, state=1)
+    driver.run()
+    world.engine._runner._rows.fail(np.array([driver.rows["keeper"].index], np.int32))
+    driver.compute("keeper")
+    driver.keep("keeper", 2 * BLOCK_SIZE, 9)
+    driver.run()
+    driver.remove("keeper")
+    driver.add("reader", world.prompt, blocks=blocks, computed=count, state=2, reads=9)
+    with pytest.raises(FailedPrecondition, match="its states have taken in -1 tokens, and the step begins at token 16"):
+        driver.run()
 
 
 def test_what_the_guard_does_on_a_device(world, monkeypatch):

@@ -143,6 +143,7 @@ def test_rows_that_failed_keep_nothing(rows) -> None:
     rows.fail(np.array([1], np.int32))
     batch = rows.apply(with_states(step(), keep=[(1, 7, [23, 24, 25])]))
     assert len(batch.rows) == 0 and len(batch.changes.states.keep.rows) == 0
+    assert batch.changes.states.dropped.block_ids.tolist() == [[23, 24, 25]] and not batch.changes.is_empty
     rows.void(batch)
     message = step(remove=[1], add=[Row(1, [1] * 6, [1, 2, 3, 4, 5, 6, 7], 2, num_computed=4, incarnation=2)])
     batch = rows.apply(with_states(message, [(1, 4, [20, 21, 22])]))

@@ -93,6 +93,13 @@ class SequenceStates:
         pool = self._pool[place.index]
         pool.index_copy_(0, ids, content.reshape(len(ids), 2, -1).view(pool.dtype))
 
+    def drop(self, blocks: NDArray[np.int32]) -> None:
+        """Make the states in `blocks` [sequences, blocks] those of no number of tokens."""
+        place, ids = self.layout.places[0], torch.from_numpy(blocks.astype(np.int64)).to(self._pool.device)
+        content = self.read(place, ids)
+        content[:, :_COUNT_BYTES] = 255
+        self.write(place, ids, content)
+
     def empty(self, place: StatePlace, count: int) -> torch.Tensor:
         """What `read` returns, without states."""
         pool = self._pool
