@@ -49,11 +49,23 @@ NO_STATES = StateChanges(StateBlocks.none(), StateBlocks.none(), StateBlocks.non
 
 
 @dataclass(frozen=True, slots=True)
+class StateEnds:
+    """Tokens after which rows with draft tokens may end, the last ones of their step left out: `rows` [k], `num_tokens` [k]."""
+
+    rows: IntArray
+    num_tokens: NDArray[np.int64]
+
+
+NO_ENDS = StateEnds(np.zeros(0, np.int32), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
 class RowStates:
     """States of the n rows of a batch.
 
     `own` [n, blocks]: where they are after the step. `before` [n, blocks]: where they are before it, for rows that do not begin
-    at token 0. `starts` [n]: tokens that they have taken in before. `keep`: checkpoints; its `rows` are places in the batch.
+    at token 0. `starts` [n]: tokens that they have taken in before. `keep`: checkpoints; `ends`: of draft tokens; the `rows` of both
+    are places in the batch.
     """
 
     rows: IntArray
@@ -61,17 +73,18 @@ class RowStates:
     before: IntArray
     starts: IntArray
     keep: StateBlocks
+    ends: StateEnds
 
     @classmethod
-    def of(cls, rows: IntArray, starts: IntArray, own: IntArray, changes: StateChanges) -> "RowStates":
+    def of(cls, rows: IntArray, starts: IntArray, own: IntArray, changes: StateChanges, ends: StateEnds) -> "RowStates":
         """Those of ascending `rows`; changes of other rows are left out."""
         if changes is NO_STATES:
-            return cls(rows, own, own, starts, StateBlocks.none(own.shape[1]))
+            return cls(rows, own, own, starts, StateBlocks.none(own.shape[1]), ends)
         read, keep = (part.part(np.isin(part.rows, rows)) for part in (changes.read, changes.keep))
         before = own.copy()
         before[np.searchsorted(rows, read.rows)] = read.block_ids
         places = np.searchsorted(rows, keep.rows).astype(np.int32)
-        return cls(rows, own, before, starts, StateBlocks(places, keep.num_tokens, keep.block_ids))
+        return cls(rows, own, before, starts, StateBlocks(places, keep.num_tokens, keep.block_ids), ends)
 
 
 def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_blocks: int) -> StateChanges:
@@ -111,7 +124,7 @@ def check_states(
 ) -> StateChanges:
     """Check places of states against the step's batch, of ascending `rows` [n]; returns them with those of `failed` rows dropped.
 
-    A row that failed in an earlier step computes nothing, so it neither reads nor keeps states. Raises InvalidArgument.
+    `counts` [n]: tokens without draft tokens, which may be rejected. A row that failed in an earlier step computes nothing, so it neither reads nor keeps states. Raises InvalidArgument.
     """
     if changes is NO_STATES:
         return changes
