@@ -23,8 +23,8 @@ class StateTables:
 
     `num_blocks`: of one sequence; 0 = the model has no states. `checkpoint_tokens`: distance of checkpoints, a multiple of
     the block size. `prefixes`: hashes of prefixes. `keeps_unknown`: checkpoints may end with tokens that steps in flight
-    are to generate; False where these may be draft tokens, which may be rejected. `reading`: by sequence, the blocks of a checkpoint with which it begins,
-    referenced until the step that does so is planned.
+    are to generate; False where these may be draft tokens, which may be rejected. `reading`: by sequence, the blocks of a
+    checkpoint with which it begins, referenced until the step that does so is planned.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class RowStates:
     """States of the n rows of a batch.
 
     `own` [n, blocks]: where they are after the step. `before` [n, blocks]: where they are before it, for rows that do not begin
-    at token 0. `starts` [n]: tokens that they have taken in before. `keep`: checkpoints; `ends`: of draft tokens; the `rows` of both
-    are places in the batch.
+    at token 0. `starts` [n]: tokens that they have taken in before. `keep`: checkpoints. `ends`: where draft tokens may be wrong.
+    The `rows` of both are places in the batch.
     """
 
     rows: IntArray
@@ -124,7 +124,8 @@ def check_states(
 ) -> StateChanges:
     """Check places of states against the step's batch, of ascending `rows` [n]; returns them with those of `failed` rows dropped.
 
-    `counts` [n]: tokens without draft tokens, which may be rejected. A row that failed in an earlier step computes nothing, so it neither reads nor keeps states. Raises InvalidArgument.
+    `counts` [n]: tokens without draft tokens, which may be rejected. A row that failed in an earlier step computes nothing, so it
+    neither reads nor keeps states. Raises InvalidArgument.
     """
     if changes is NO_STATES:
         return changes

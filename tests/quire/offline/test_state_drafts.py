@@ -39,7 +39,9 @@ def params() -> list[SamplingParams]:
     return [
         SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, allowed_token_ids=_ALLOWED),
         SamplingParams(temperature=0.8, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True, allowed_token_ids=_ALLOWED),
-        SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=NUM_TOKENS, ignore_eos=True, allowed_token_ids=_ALLOWED),
+        SamplingParams(
+            temperature=0.8, seed=4, n=2, max_tokens=NUM_TOKENS, ignore_eos=True, allowed_token_ids=_ALLOWED
+        ),
     ]
 
 

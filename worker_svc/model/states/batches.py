@@ -1,7 +1,8 @@
 """Divides the tokens of a forward pass into what state layers run: batches of equally many tokens of several sequences.
 
-A sequence's tokens are cut where a checkpoint is kept, and where it may end because its draft tokens are wrong. What continues another part of the same pass runs after it: a row behind
-its checkpoint, and a row that begins with a checkpoint which another one keeps.
+A sequence's tokens are cut where a checkpoint is kept, and where it may end because its draft tokens are wrong. What continues
+another part of the same pass runs after it: a row behind its checkpoint, and a row that begins with a checkpoint which another
+one keeps.
 """
 
 from collections.abc import Iterator
