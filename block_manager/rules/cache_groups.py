@@ -20,6 +20,11 @@ def num_behind(num_tokens: int, window: int, block_size: int) -> int:
     return max(0, num_tokens - window + 1) // block_size
 
 
+def next_behind(num_tokens: int, window: int, block_size: int) -> int:
+    """The number of tokens from which on more blocks are behind the window than at `num_tokens`."""
+    return (num_behind(num_tokens, window, block_size) + 1) * block_size + window - 1
+
+
 def most_held(window: int, num_ahead_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence holds of a window: those from the window of some token on, the last one that blocks
     were freed for, up to the end of the table at most `num_ahead_tokens` behind that.

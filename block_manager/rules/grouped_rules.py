@@ -7,6 +7,7 @@ block is equally large in each and all take their blocks from one pool, as in vL
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit, StateMoves
@@ -15,11 +16,30 @@ from block_manager.pool import BlockPool
 from block_manager.rules.cache_groups import flat
 from block_manager.rules.grouped_ledger import GroupedLedger
 from block_manager.rules.pool_rules import PoolRules
+from block_manager.rules.prefix_book import TableEnd
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.state_tables import StateTables
 from block_manager.rules.v1_rules import V1PoolRules
 
 Rules = TypeVar("Rules", bound=V1PoolRules)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedEnd:
+    """The ends of a live sequence's tables, of each group one; all are equally long."""
+
+    of_groups: list[TableEnd]
+    num_state_blocks: int
+
+    @property
+    def num_held(self) -> int:
+        """Blocks of all groups and of states, without null blocks."""
+        return sum(end.num_held for end in self.of_groups) + self.num_state_blocks
+
+    @property
+    def table(self) -> list[int]:
+        """The table of the first group."""
+        return self.of_groups[0].table
 
 
 class GroupedRules(PoolRules, Generic[Rules]):
@@ -84,8 +104,14 @@ class GroupedRules(PoolRules, Generic[Rules]):
         return lengths[bisect_right(lengths, self._pool.num_usable, key=self.ledger.blocks_for) - 1]
 
     @property
-    def fast_pool(self) -> None:
-        """None: fast decode takes one block at a time."""
+    def fast_pool(self) -> Self:
+        """These rules."""
+        return self
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """See `StateTables.checkpoint_tokens`."""
+        return self._states.checkpoint_tokens
 
     @property
     def has_windows(self) -> bool:
@@ -223,10 +249,15 @@ class GroupedRules(PoolRules, Generic[Rules]):
         """Leading positions of the first sequence at which every table has the same blocks; 0 when caching is off."""
         return min(rules.num_common_prefix_blocks(sequences) for rules in self._groups)
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Free blocks outside the sliding windows of the tokens behind the first `num_tokens`, which must be computed."""
-        for rules in self._groups:
-            rules.free_out_of_window(sequence, num_tokens)
+    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Free blocks outside the sliding windows of the tokens behind the first `num_tokens`, which must be computed;
+        returns how many.
+        """
+        return sum([rules.free_out_of_window(sequence, num_tokens) for rules in self._groups])
+
+    def next_out_of_window(self, num_tokens: int) -> int:
+        """The number of computed tokens from which on blocks are outside a window that were not at `num_tokens`."""
+        return min(rules.next_out_of_window(num_tokens) for rules in self._groups)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full, and checkpoints behind them."""
@@ -241,6 +272,40 @@ class GroupedRules(PoolRules, Generic[Rules]):
         self._states.retract(sequence, num_computed_tokens)
         for rules in self._groups:
             rules.retract(sequence, num_computed_tokens)
+
+    # --- one block of each group at a time ------------------------------------------------------------------------------
+
+    def append_blocks(self, ends: Sequence[GroupedEnd]) -> list[list[int]]:
+        """Append one block of each group to each of these tables, in order."""
+        step = len(self._groups)
+        blocks = self._pool.allocate(step * len(ends))
+        added = [blocks[at : at + step] for at in range(0, len(blocks), step)]
+        for end, own in zip(ends, added, strict=True):
+            for one, block in zip(end.of_groups, own, strict=True):
+                one.table.append(block)
+        return added
+
+    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
+        """Register full blocks among the first `num_tokens` tokens in all groups; returns the length at which the next
+        blocks are full.
+        """
+        return min([rules.register(sequence, num_tokens) for rules in self._groups])
+
+    def open_end(self, sequence: CachedSequence) -> GroupedEnd:
+        """The ends of its tables, in which equally many blocks are registered."""
+        ends = [rules.open_end(sequence) for rules in self._groups]
+        assert ends[0].chain is None or len({end.num_registered for end in ends}) == 1
+        return GroupedEnd(ends, self._states.num_blocks)
+
+    def register_blocks(self, ends: Sequence[GroupedEnd], data: bytes) -> None:
+        """Register the next blocks of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
+        hashes = self._first.next_hashes([end.of_groups[0] for end in ends], data)
+        for number, rules in enumerate(self._groups):
+            rules.register_next([end.of_groups[number] for end in ends], hashes)
+
+    def has_unnamed_checkpoint(self, sequence: CachedSequence) -> bool:
+        """See `StateTables.has_unnamed`."""
+        return self._states.has_unnamed(sequence)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 
