@@ -265,8 +265,8 @@ class DevicePool(CacheRules, Protocol):
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared blocks included."""
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
+    def free_out_of_window(self, sequences: Sequence[CachedSequence], num_tokens: Sequence[int]) -> list[int]:
+        """Free blocks of each sequence outside the sliding windows of the tokens behind so many first ones, which must be
         computed; returns how many.
         """
 

@@ -13,10 +13,10 @@ from typing import Any, Generic, Self, TypeVar
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import flat
+from block_manager.rules.cache_groups import flat, next_behind
 from block_manager.rules.grouped_ledger import GroupedLedger
 from block_manager.rules.pool_rules import PoolRules
-from block_manager.rules.prefix_book import TableEnd
+from block_manager.rules.prefix_book import NEVER, TableEnd
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.state_tables import StateTables
 from block_manager.rules.v1_rules import V1PoolRules
@@ -60,6 +60,9 @@ class GroupedRules(PoolRules, Generic[Rules]):
         self._groups = list(groups)
         self._states = states
         self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
+        self._windows = set(self._ledger.windows)
+        self._tables = [rules.ledger.tables for rules in groups]
+        self._windowed = [rules for rules in groups if rules.has_windows]
         self._first = self._groups[self._whole_first[0]]
         self.capacity_tokens = self._capacity_tokens()
 
@@ -210,8 +213,10 @@ class GroupedRules(PoolRules, Generic[Rules]):
     def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Blocks behind the ends of their tables and copies, in all groups."""
         taking = [sequence for sequence in sequences if not self._stays_inside(sequence, num_new_tokens)]
+        if not taking:
+            return 0
         of_states = self._states.num_to_extend(taking, self._states.ledger.tables, self._pool.refs)
-        return of_states + sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups) if taking else 0
+        return of_states + sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups)
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Allocate blocks for `num_new_tokens` more tokens in all groups. Each copies the blocks that it shares itself."""
@@ -232,8 +237,10 @@ class GroupedRules(PoolRules, Generic[Rules]):
             return False
         if self._states.is_shared(sequence):
             return False
-        shared = [rules for rules in self._groups if refs[rules.ledger.tables[sequence.name][at]] > 1]
-        return not (shared or self._first.has_unregistered(sequence, start))
+        for tables in self._tables:
+            if refs[tables[sequence.name][at]] > 1:
+                return False
+        return not self._first.has_unregistered(sequence, start)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """Let the child share all blocks of its parent."""
@@ -249,15 +256,14 @@ class GroupedRules(PoolRules, Generic[Rules]):
         """Leading positions of the first sequence at which every table has the same blocks; 0 when caching is off."""
         return min(rules.num_common_prefix_blocks(sequences) for rules in self._groups)
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Free blocks outside the sliding windows of the tokens behind the first `num_tokens`, which must be computed;
-        returns how many.
-        """
-        return sum([rules.free_out_of_window(sequence, num_tokens) for rules in self._groups])
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """See `PoolRules.take_out_of_window`; group by group."""
+        return [block for rules in self._windowed for block in rules.take_out_of_window(sequence, num_tokens)]
 
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on blocks are outside a window that were not at `num_tokens`."""
-        return min(rules.next_out_of_window(num_tokens) for rules in self._groups)
+        size = self.ledger.block_size
+        return min([next_behind(num_tokens, window, size) for window in self._windows], default=NEVER)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full, and checkpoints behind them."""

@@ -91,7 +91,8 @@ class StateTables:
 
     def is_shared(self, sequence: CachedSequence) -> bool:
         """True if its next step copies its states first."""
-        return any(self._pool.refs[block] > 1 for block in self.ledger.tables[sequence.name][:1])
+        table = self.ledger.tables[sequence.name]
+        return bool(table) and self._pool.refs[table[0]] > 1
 
     def extend(self, sequence: CachedSequence) -> list[Pair]:
         """Give it states of its own before it computes; returns the pairs to be copied."""

@@ -159,23 +159,17 @@ class V1PoolRules(PoolRules):
         own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
-        computed; returns how many.
-
-        Blocks are freed lowest first and replaced by the null block; they stay cached. No-op without a window or
-        without a table.
-        """
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """See `PoolRules.take_out_of_window`."""
         if self.window is None:
-            return 0
+            return []
         table = self.ledger.tables.get(sequence.name, [])
         first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
         while first and table[first - 1] != NULL:
             first -= 1
-        if first < end:
-            self._pool.release(table[first:end])
-            table[first:end] = [NULL] * (end - first)
-        return end - first
+        blocks = table[first:end]
+        table[first:end] = [NULL] * len(blocks)
+        return blocks
 
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on blocks are outside the window that were not at `num_tokens`."""

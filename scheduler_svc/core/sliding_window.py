@@ -1,5 +1,6 @@
 """Sliding windows under the cache rules of v1 and later: free blocks that no later step attends to."""
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -8,7 +9,8 @@ from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
-from scheduler_svc.core.request import Group, Sequence
+from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import Sequence as CoreSequence
 from scheduler_svc.core.state import CoreState
 
 _TICKET = attrgetter("ticket")
@@ -17,8 +19,8 @@ _TICKET = attrgetter("ticket")
 class WindowCache(Protocol):
     """Cache rules that can free blocks outside the windows of their cache groups."""
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Free blocks outside the window and return how many; see `V1PoolRules.free_out_of_window`."""
+    def free_out_of_window(self, sequences: Sequence[CachedSequence], num_tokens: Sequence[int]) -> list[int]:
+        """Free blocks outside the windows and return how many of each; see `PoolRules.free_out_of_window`."""
 
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on it frees more than at `num_tokens`."""
@@ -57,19 +59,27 @@ class BehindWindow:
         """Apply the result by the inner rules, then free the blocks before the windows of the finished step."""
         rows = self._rows.due_to_free(result.step)
         outcome = self._inner.apply(flights, result, state)
+        due, lengths = list[CoreSequence](), list[int]()
         for flight in sorted([*flights, *rows], key=_TICKET) if rows else flights:
-            if flight.has_left:
-                continue
-            sequence, num_sure = flight.sequence, flight.computed_before
-            if sequence.group.is_fast:
-                self._free_of_row(sequence, num_sure)
-            else:
-                num_sure = min(num_sure, sequence.num_computed_tokens - sequence.num_placeholders)
-                self._cache.free_out_of_window(sequence, num_sure)
+            num_tokens = _num_sure(flight)
+            if num_tokens >= flight.sequence.frees_at and not flight.has_left:
+                due.append(flight.sequence)
+                lengths.append(num_tokens)
+        if due:
+            self._free(due, lengths)
         return outcome
 
-    def _free_of_row(self, sequence: Sequence, num_tokens: int) -> None:
-        """The same for a row, whose tokens before the step that returned are computed."""
-        row = self._rows.row_of(sequence.group)
-        self._rows.held[row] -= self._cache.free_out_of_window(sequence, num_tokens)
-        self._rows.frees_at[row] = self._cache.next_out_of_window(num_tokens)
+    def _free(self, sequences: list[CoreSequence], lengths: list[int]) -> None:
+        num_freed = self._cache.free_out_of_window(sequences, lengths)
+        frees_at = list(map(self._cache.next_out_of_window, lengths))
+        for sequence, length in zip(sequences, frees_at, strict=True):
+            sequence.frees_at = length
+        self._rows.freed([sequence.group for sequence in sequences], num_freed, frees_at)
+
+
+def _num_sure(flight: SequenceInFlight) -> int:
+    """Tokens that are computed for sure: for a row, those before the step that returned."""
+    sequence, before = flight.sequence, flight.computed_before
+    if sequence.group.is_fast:
+        return before
+    return min(before, sequence.num_computed_tokens - sequence.num_placeholders)

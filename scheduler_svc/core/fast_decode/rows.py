@@ -39,9 +39,11 @@ class FastInFlight:
 
     def shares(self, groups: dict[int, Group]) -> list[SequenceInFlight]:
         """Shares of these groups, by position in the plan, as objects and in order."""
-        columns = self.computed_before.tolist(), self.tickets.tolist()
-        each = [(group, *(column[place] for column in columns)) for place, group in sorted(groups.items())]
-        return [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in each]
+        before, tickets = self.computed_before.tolist(), self.tickets.tolist()
+        return [
+            SequenceInFlight(groups[place].sequences[0], 1, before[place], ticket=tickets[place])
+            for place in sorted(groups)
+        ]
 
 
 class FastRows:
@@ -53,7 +55,7 @@ class FastRows:
     - `capacity`: tokens that the block table can hold.
     - `held`: blocks of the sequence, without null blocks.
     - `next_full`: length at which the next block is full and can be registered.
-    - `frees_at`: confirmed length from which on blocks may be behind a window (`sliding_window`).
+    - `frees_at`: as in `Sequence`.
     - `flushed`: tokens already in `token_ids`.
     - `slots`: index in the ring store.
     - `stop_ids`: [MAX_STOP_IDS, rows], -1 = none.
@@ -132,7 +134,7 @@ class FastRows:
             len(end.table) * self.block_size,
             end.num_held,
             next_full,
-            0,
+            sequence.frees_at,
             num_tokens,
             self._new_slot(sequence.token_ids, next_full - self.block_size),
             *_stop_ids(sequence),
@@ -217,6 +219,14 @@ class FastRows:
         here = np.flatnonzero(flight.rows >= 0)
         due = here[flight.computed_before[here] >= self.frees_at[flight.rows[here]]].tolist()
         return flight.shares({place: self.members[flight.rows[place]] for place in due} | flight.left)
+
+    def freed(self, groups: list[Group], num_freed: list[int], frees_at: list[int]) -> None:
+        """Note how many blocks were freed behind windows, and when the next will be, of those groups that are rows."""
+        at = [place for place, group in enumerate(groups) if group.is_fast]
+        if at:
+            rows = self.tickets.searchsorted([groups[place].ticket for place in at])
+            self.held[rows] -= np.take(num_freed, at)
+            self.frees_at[rows] = np.take(frees_at, at)
 
     def land(self, step: int) -> list[SequenceInFlight]:
         """Remove a plan after all its rows became objects, and return its shares."""
