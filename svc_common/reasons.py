@@ -153,6 +153,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "NOT_RECORDING",
         "NO_WELCOME",
         "PROTOCOL_REVISION",
+        "STATES_OUT_OF_STEP",
         "STEP_GAP",
         "STEP_TOO_OLD",
         "WORKERS_ARE_RANKS",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import checkpoints
+from tests.support.state_shapes import STATE_SHAPES
 from tests.support.windowed_shapes import SHAPES
 from tests.support.wrapped_checkpoints import WRAPPED
 from tests.worker.families.outcomes import Table
@@ -68,11 +69,12 @@ quire up --model ~/Qwen3-0.6B
 ```
 
 A model runs in its own class of `transformers`, with paged attention in place of its own attention; no family has model code in
-Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers' `AttentionInterface`.
-When a model is loaded, a probe checks that each layer calls that interface exactly once, and asks only for what is supported: a
-causal mask, a sliding window or chunks, passed to attention or visible in the mask, and attention sinks. Keys and values that
-differ in width are cached in the wider one. Prefix masks, combined masks, masks that the model builds itself and unknown arguments
-of attention are refused; the error names the layer.
+Quire. So a decoder that is not listed here is served too, if every layer is attention through transformers'
+`AttentionInterface`, or some have [states](#states) in transformers' cache instead or beside it. When a model is loaded, a
+probe checks that each layer calls that interface exactly once, or has states, and asks only for what is supported: a causal
+mask, a sliding window or chunks, passed to attention or visible in the mask, and attention sinks. Keys and values that differ
+in width are cached in the wider one. Prefix masks, combined masks, masks that the model builds itself and unknown arguments of
+attention are refused; the error names the layer.
 
 ## Families
 
@@ -121,6 +123,32 @@ requests fit into the same memory as with one block table for all layers, by the
 `--no-cache-groups` for them, which keeps all blocks. Several stages (`--pipeline-parallel`) have one table too. Sequences of models
 with windows do not move between workers; they are computed again. A prefix is a hit where the blocks within its windows are still
 cached.
+
+## States
+
+Layers that are recurrent (gated delta nets of Qwen3-Next and Qwen3.5, Mamba-2 and Mamba of Nemotron-H, Granite 4, Falcon-H1,
+Bamba and Jamba, Kimi Linear's delta attention) or convolve the last few tokens (LFM2) keep one state per sequence, however long
+it is. A model with such layers runs like others: its prompts are cut into chunks, batched, cached, swapped and computed again.
+
+The states of a sequence take a fixed number of blocks from the pool of the KV cache; the log, the memory report and `quire
+plan` say how many. A cached prefix can end only where the states are kept too, at a *checkpoint*: at every
+`--checkpoint-tokens` tokens and near the end of each prompt. The default distance is such that a checkpoint takes as many
+blocks as the keys and values of so many tokens. Checkpoints are kept in blocks that are free, and overwritten like other cached
+blocks.
+
+{states}
+
+This is for default configurations of transformers, with blocks of {block_size} tokens in bfloat16.
+
+The model must have layers with attention too, each with keys and values of its own: Mamba, Falcon Mamba, RWKV and Zamba are
+refused. Modules with states compute rows sequence by sequence with their own PyTorch code, so such a model is not fused into
+one program. A module that takes no chunk after a state (Mamba of Jamba, which the probe finds out) computes the rest of a
+chunked prompt token by token: `--max-num-batched-tokens` as large as the longest prompt avoids that. Results depend on how
+prompts are cut into chunks in their last bits, so `--invariant` is refused. Draft tokens, several ranks and moves between
+workers are refused for these models as well.
+
+The states record how many tokens they have taken in. A row that begins a step elsewhere fails it with `STATES_OUT_OF_STEP` on a
+CPU, and by itself on a GPU: states never take in a token twice.
 
 ## Quantized weights
 
@@ -178,6 +206,14 @@ def _groups_table() -> Iterator[str]:
         ratios = [-(-length // _BLOCK_SIZE) * len(windows) / n for length, n in zip(_LENGTHS, held, strict=True)]
         shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
         yield f"| {name} | {len(groups.windows)} of {groups.num_layers} layers | {shown} |"
+
+
+def _states_table() -> Iterator[str]:
+    """What states take, by model type."""
+    yield "| `model_type` | modules with states | layers with keys and values | blocks | MiB | tokens between checkpoints |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for name, (modules, layers, blocks, mib, tokens) in STATE_SHAPES.items():
+        yield f"| `{name}` | {modules} | {layers} | {blocks} | {mib:.1f} | {tokens:,} |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +375,10 @@ def page(checks: list[Check], refusals: list[str]) -> str:
         for i, check in enumerate(checks, start=1)
     ]
     groups = "\n".join(_groups_table())
-    notes = _NOTES.format(dtypes=_code(KV_CACHE_DTYPES), groups=groups, wrapped=_code(WRAPPED), block_size=_BLOCK_SIZE)
+    states, of_wholes = "\n".join(_states_table()), _code(WRAPPED)
+    notes = _NOTES.format(
+        dtypes=_code(KV_CACHE_DTYPES), groups=groups, states=states, wrapped=of_wholes, block_size=_BLOCK_SIZE
+    )
     parts = [_INTRODUCTION, *_table(checks), "", _LEGEND, *named, "", notes, _REFUSED.format(types=_code(refusals))]
     return "\n".join([*parts, section(Table.read())])
 

@@ -90,6 +90,9 @@ class WorkerSettings(ShellSettings):
     layers, for policies that know no other."""
     latent_cache: bool = True
     """Latent attention (MLA) keeps one narrow vector per token. Off: keys and values of all heads, for comparisons."""
+    checkpoint_tokens: Annotated[int, Field(ge=0)] = 0
+    """Of models with states: tokens between checkpoints, at which a cached prefix can end; a multiple of --block-size. 0: so many
+    that a checkpoint takes as many blocks as the keys and values of these tokens."""
     backend: Literal["auto", "reference", "cpu", "cuda"] = "auto"
     """Kernels: auto, reference, cpu or cuda."""
     attention_backend: str = "auto"
@@ -203,6 +206,17 @@ class WorkerSettings(ShellSettings):
         wanted = others.data.get("quantization", "none")
         if not value and wanted != "none":
             raise ValueError(f"off excludes --quantization {wanted}, which needs packed weights")
+        return value
+
+    @field_validator("checkpoint_tokens")
+    @classmethod
+    def _checkpoints_are_at_ends_of_blocks(cls, value: int, others: ValidationInfo) -> int:
+        block_size = others.data.get("block_size", 1)
+        if value % block_size:
+            more = -(-value // block_size) * block_size
+            raise ValueError(
+                f"{value} is not a multiple of --block-size {block_size}; use {more}, or 0 for the default"
+            )
         return value
 
     @field_validator("device")

@@ -20,7 +20,7 @@ WORKER = (
     *("served_model_name", "dtype", "kv_cache_dtype", "max_model_len", "block_size", "gpu_memory_utilization"),
     *("num_gpu_blocks_override", "backend", "device", "invariant", "num_threads", "max_adapters", "max_adapter_rank"),
     *("quantization", "quantization_group", "fuse", "weight_cache", "cache_groups", "latent_cache", "mask_budget_ms"),
-    *("attention_backend", "draft_model", "drafts"),
+    *("attention_backend", "checkpoint_tokens", "draft_model", "drafts"),
 )
 ALWAYS = ("model", "target", "seed", "adapters", "log_steps")
 

@@ -11,6 +11,7 @@ from svc_common.errors import ConfigError
 from worker_svc.device.swaps import staging_bytes
 from worker_svc.model import memory
 from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
+from worker_svc.model.states.layout import layout_of
 
 _CUDA_CONTEXT_BYTES = 600 * memory.MIB
 """Memory that CUDA and its libraries take before a model is loaded; between 400 and 700 MiB."""
@@ -59,7 +60,7 @@ class MemoryPlan:
     """Result of a plan. `parts` add up to the memory; `problems`: why it does not fit; `advice`: what would change that.
 
     `concurrent`: by length in tokens, the number of such requests that fit at a time. A block holds the layers of one of
-    `groups`.
+    `groups`; the states of a request take `num_state_blocks`.
     """
 
     sizes: ModelSizes
@@ -72,16 +73,21 @@ class MemoryPlan:
     problems: tuple[str, ...]
     advice: tuple[str, ...]
     groups: CacheGroups
+    num_state_blocks: int = 0
 
     @property
     def token_bytes(self) -> int:
         """KV bytes of a token over all layers."""
-        return self.block_bytes * self.sizes.num_layers // (self.groups.num_layers * self.question.block_size)
+        return self.block_bytes * self.sizes.num_cached_layers // (self.groups.num_layers * self.question.block_size)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the blocks hold; with several cache groups, of the longest request that they hold alone."""
-        return _num_tokens(self.groups, self.num_gpu_blocks, self.question.block_size, self.sizes.max_model_len)
+        """Tokens that the blocks hold; with several cache groups, or states, of the longest request that they hold alone."""
+        if len(self.groups.windows) == 1 and not self.num_state_blocks:
+            return self.num_gpu_blocks * self.question.block_size
+        return memory.longest(
+            self.groups, self.num_gpu_blocks - self.num_state_blocks, self.question.block_size, self.sizes.max_model_len
+        )
 
 
 def activation_bytes(sizes: ModelSizes, question: MemoryQuestion) -> int:
@@ -99,7 +105,9 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         sizes = replace(sizes, weight_bytes=sizes.weight_bytes + packed)
     activation = activation_bytes(sizes, question)
     groups = _groups(sizes, question)
-    block_bytes = sizes.block_bytes(groups.num_layers, question.block_size) + question.draft_block_bytes
+    own_bytes = sizes.block_bytes(groups.num_layers, question.block_size)
+    block_bytes = own_bytes + question.draft_block_bytes
+    num_state_blocks = layout_of(sizes.states, groups.num_layers, own_bytes // groups.num_layers).num_blocks
     problems: list[str] = []
     budget = memory.MemoryBudget(
         block_size=question.block_size,
@@ -115,14 +123,14 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         num_gpu_blocks_override=question.num_gpu_blocks_override,
         free_bytes=_free_bytes(sizes, question),
         groups=groups,
+        num_state_blocks=num_state_blocks,
     )
     counts = memory.count_blocks(budget)
     try:
         memory.check_blocks(counts, budget, sizes.max_model_len)
     except ConfigError as error:
         problems.append(error.message)
-    tokens = _num_tokens(groups, counts.num_gpu_blocks, question.block_size, sizes.max_model_len)
-    return MemoryPlan(
+    made = MemoryPlan(
         sizes=sizes,
         question=question,
         parts=_parts(budget, question, counts.num_gpu_blocks * block_bytes),
@@ -131,21 +139,17 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         num_cpu_blocks=counts.num_cpu_blocks,
         concurrent=_concurrent(sizes.max_model_len, budget, counts.num_gpu_blocks, question.max_num_seqs),
         problems=tuple(problems),
-        advice=_advice(sizes, question, tokens, fits=not problems),
+        advice=(),
         groups=groups,
+        num_state_blocks=num_state_blocks,
     )
+    return replace(made, advice=_advice(sizes, question, made.num_tokens, fits=not problems))
 
 
 def _groups(sizes: ModelSizes, question: MemoryQuestion) -> CacheGroups:
     if not (question.cache_groups and sizes.windows):
-        return one_group(range(sizes.num_layers))
+        return one_group(range(sizes.num_cached_layers))
     return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len)
-
-
-def _num_tokens(groups: CacheGroups, num_blocks: int, block_size: int, max_model_len: int) -> int:
-    if len(groups.windows) == 1:
-        return num_blocks * block_size
-    return groups.longest(num_blocks, block_size, max_model_len)
 
 
 def _cache_bytes(sizes: ModelSizes, question: MemoryQuestion, problems: list[str]) -> int | None:

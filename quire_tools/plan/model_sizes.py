@@ -18,6 +18,8 @@ from worker_svc.model.decoder.part import PackedPast
 from worker_svc.model.formats.forms import MatrixForm
 from worker_svc.model.formats.registry import format_of
 from worker_svc.model.formats.weights import FormattedWeights
+from worker_svc.model.states.layout import StateShape
+from worker_svc.model.states.probe import StateProbe
 
 _PROBE_TOKENS = 4
 _BLOCK_SIZE = 16  # any value will do here
@@ -49,7 +51,8 @@ class ModelSizes:
     `file_bytes`: of the weight files, None if not all are here;
     `max_model_len`: the model's maximum, or the one requested; `cache_scale_bytes`: for each token and kv head;
     `num_attention_kinds`: different rules of attention among the layers. `num_layers`: of the KV cache, which may count parts of
-    layers or leave out those without keys and values of their own; `windows`: of each, None = the whole sequence.
+    layers or leave out those without keys and values of their own; `windows`: of each, None = the whole sequence; `states`: of
+    each module that has states of sequences.
     """
 
     name: str
@@ -73,6 +76,12 @@ class ModelSizes:
     max_model_len: int
     num_attention_kinds: int = 1
     windows: tuple[int | None, ...] = ()
+    states: tuple[tuple[StateShape, ...], ...] = ()
+
+    @property
+    def num_cached_layers(self) -> int:
+        """Layers that have keys and values."""
+        return len(self.windows) or self.num_layers
 
     def block_bytes(self, num_layers: int, block_size: int) -> int:
         """Bytes of a block over so many layers."""
@@ -129,9 +138,15 @@ def model_sizes(
     longest = checkpoint.choose_max_model_len(found, max_model_len)
     if latent_cache:
         latent.absorb(model)
-    calls = _calls(model, config, longest)
+    calls, states = _probed(model, config, longest)
     shapes = architecture.check_calls(
-        model, config, calls, range(config.num_hidden_layers), block_size=_BLOCK_SIZE, max_model_len=longest
+        model,
+        config,
+        calls,
+        range(config.num_hidden_layers),
+        block_size=_BLOCK_SIZE,
+        max_model_len=longest,
+        state_layers={of_module[0].key.layer for of_module in states},
     )
     layers = pool_layers(shapes, {call.layer: call.window for call in calls if call.source is None}, cached)
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
@@ -160,6 +175,7 @@ def model_sizes(
         max_model_len=longest,
         num_attention_kinds=len({call.rule for call in calls}),
         windows=tuple(layers.windows.values()),
+        states=states,
     )
 
 
@@ -231,25 +247,33 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _calls(model: Any, config: Any, max_model_len: int) -> list[attention.LayerCall]:
-    """The worker's own probe of attention calls. Raises ConfigError for a model that cannot run without values of its weights."""
+def _probed(
+    model: Any, config: Any, max_model_len: int
+) -> tuple[list[attention.LayerCall], tuple[tuple[StateShape, ...], ...]]:
+    """Attention calls, and the states of modules that have some, by the worker's own probe.
+
+    Raises ConfigError for a model that cannot run without values of its weights.
+    """
     tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device="meta")
     try:
         with torch.inference_mode(), attention.probing(model, max_model_len) as calls:
-            model(
-                input_ids=tokens,
-                position_ids=tokens,
-                use_cache=False,
-                past_key_values=PackedPast(config),
-                logits_to_keep=tokens[0],
-            )
+            seen = StateProbe(_PROBE_TOKENS, calls.__len__)
+            with seen.watching(model):
+                model(
+                    input_ids=tokens,
+                    position_ids=tokens,
+                    use_cache=False,
+                    past_key_values=PackedPast(config, seen),
+                    logits_to_keep=tokens[0],
+                )
+            states = tuple(each.states for each in seen.modules())
     except (RuntimeError, NotImplementedError, TypeError) as error:
         raise ConfigError(
             f"{type(model).__name__} cannot be planned, because it does not run without its weights ({error}): start a worker, "
             "which measures its memory",
             reason="MODEL_UNSUPPORTED",
         ) from None
-    return [_with_chunk(call, config) for call in calls]
+    return [_with_chunk(call, config) for call in calls], states
 
 
 def _with_chunk(call: attention.LayerCall, config: Any) -> attention.LayerCall:

@@ -27,7 +27,7 @@ def plan_json(plan: MemoryPlan) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
         "fits": not plan.problems,
-        "model": asdict(plan.sizes),
+        "model": {name: value for name, value in asdict(plan.sizes).items() if name != "states"},
         "asked": asdict(plan.question),
         "parts": [asdict(part) for part in plan.parts],
         "token_bytes": plan.token_bytes,
@@ -36,6 +36,7 @@ def plan_json(plan: MemoryPlan) -> dict[str, Any]:
         "num_cpu_blocks": plan.num_cpu_blocks,
         "num_tokens": plan.num_tokens,
         "cache_windows": list(plan.groups.windows),
+        "num_state_blocks": plan.num_state_blocks,
         "concurrent_requests": {str(length): number for length, number in plan.concurrent.items()},
         "problems": list(plan.problems),
         "advice": list(plan.advice),
@@ -87,7 +88,7 @@ def _blocks(plan: MemoryPlan) -> Text:
     if drafts := plan.question.draft_block_bytes:
         head += f" + {size_text(drafts // plan.question.block_size)} of the draft model"
     return Text(
-        f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
+        f"a token takes {size_text(plan.token_bytes)}: {sizes.num_cached_layers} layers x 2 x {sizes.num_kv_heads} heads x "
         f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
         f"{size_text(plan.block_bytes)}\n"
         f"{_held(plan)}; {plan.num_cpu_blocks} blocks of swap space"
@@ -96,6 +97,13 @@ def _blocks(plan: MemoryPlan) -> Text:
 
 def _held(plan: MemoryPlan) -> str:
     groups, longest = plan.groups, plan.sizes.max_model_len
+    if plan.num_state_blocks:
+        states = plan.num_state_blocks
+        return (
+            f"{plan.num_gpu_blocks} blocks; the states of a request take {states}, {size_text(states * plan.block_bytes)}, "
+            f"whatever its length, and its keys and values of {longest} tokens "
+            f"{groups.num_blocks(longest, plan.question.block_size)}"
+        )
     if len(groups.windows) == 1:
         return f"{plan.num_gpu_blocks} blocks hold {plan.num_tokens} tokens"
     return (

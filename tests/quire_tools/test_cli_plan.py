@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.built_in_model import default_model
 from quire.cli import main
@@ -16,7 +18,10 @@ from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_picture
 from quire_tools.plan.request import Wanted, answered
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.state_shapes import STATE_SHAPES, StateFigures
+from tests.worker.states.checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
+from worker_svc.model.states.layout import default_checkpoint_tokens
 from worker_svc.settings import WorkerSettings
 
 GIB = 2**30
@@ -68,6 +73,38 @@ def test_a_draft_model_is_planned(tmp_path: Path) -> None:
     assert of_plan(plan) == of_worker(default_model(), draft_model=draft)
     alone = answered(replace(wanted, worker={"device": "cpu"}))
     assert plan.block_bytes > alone.block_bytes and plan.sizes.weight_bytes > alone.sizes.weight_bytes
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2_moe", "jamba"])
+def test_states_are_planned(model_type: str, tmp_path: Path) -> None:
+    """The plan of a model with states has the blocks of these, the size of a block and the requests that a worker reports."""
+    path = state_checkpoint(model_type, tmp_path / "model")
+    plan = make_plan(sizes_of(path), asked())
+    engine = ModelEngine(WorkerSettings(model=path, device="cpu"))
+    limits = engine.load(lambda *_: None)
+    said = engine.profile(64, 8)
+    assert (plan.num_state_blocks, plan.block_bytes) == (limits.num_state_blocks, said.block_bytes)
+    assert plan.num_gpu_blocks == said.num_gpu_blocks and plan.num_state_blocks > 0
+    assert f"{limits.num_state_blocks} of the blocks for each request" in said.readable
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_picture(plan))
+    assert f"the states of a request take {plan.num_state_blocks}, " in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name == "jamba" else pytest.param(name, marks=pytest.mark.long) for name in STATE_SHAPES]
+)
+def test_figures_of_states(model_type: str, tmp_path: Path) -> None:
+    """docs/models.md: what the states of a sequence take."""
+    config = AutoConfig.for_model(model_type, dtype="bfloat16")
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+    config.save_pretrained(tmp_path)
+    plan = make_plan(sizes_of(tmp_path, max_model_len=2048), asked(memory_bytes=1024 * GIB))
+    sizes, blocks = plan.sizes, plan.num_state_blocks
+    distance = default_checkpoint_tokens(blocks, len(plan.groups.windows), 16)
+    mib = round(blocks * plan.block_bytes / 2**20, 1)
+    found = StateFigures(len(sizes.states), sizes.num_cached_layers, blocks, mib, distance)
+    assert found == STATE_SHAPES[model_type]
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])

@@ -55,8 +55,9 @@ def test_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, obje
 def test_the_engines_tests_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
     """Some of what `make test-cuda` runs, with kernels in plain torch."""
     names = ("cache", "steps", "pooling", "generation_options")
+    paths = [*(f"tests/worker/engine/test_{name}.py" for name in names), "tests/worker/states/test_state_models.py"]
     report(
-        run_on_fake_cuda([f"tests/worker/engine/test_{name}.py" for name in names], "not long", 2900),
-        30,
+        run_on_fake_cuda(paths, "not long", 2900),
+        45,
         record_property,
     )

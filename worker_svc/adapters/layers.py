@@ -6,7 +6,8 @@ a pass without adapters runs none of this.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -145,6 +146,7 @@ class AdapterLayers:
         """True if the last `begin` named adapters."""
         self._changes_logits = False
         self._handles: list[RemovableHandle] = []
+        self._ids: AdapterIds = np.zeros(0, np.int32)
         self._tokens: Shares = {}
         self._logits: Shares = {}
 
@@ -163,10 +165,26 @@ class AdapterLayers:
             self._hook(used)
         if ids is None or not used:
             return
-        rules = {adapter_id: self._rules[adapter_id] for adapter_id in sorted(used)}
+        self._ids, rules = ids, self._used_rules()
         self._tokens = share_out(ids, rules, self._model.device)
         if self._changes_logits:
             self._logits = share_out(ids[logit_rows.cpu().numpy()], rules, self._model.device)
+
+    @contextmanager
+    def within(self, places: NDArray[np.int64]) -> Iterator[None]:
+        """Inside the block, modules see these places of the packed row, in this order."""
+        if not self.is_used:
+            yield
+            return
+        whole = self._tokens
+        self._tokens = share_out(self._ids[places], self._used_rules(), self._model.device)
+        try:
+            yield
+        finally:
+            self._tokens = whole
+
+    def _used_rules(self) -> dict[int, RowRule]:
+        return {adapter_id: self._rules[adapter_id] for adapter_id in sorted(self._hooked)}
 
     def _hook(self, used: frozenset[int]) -> None:
         for handle in self._handles:

@@ -123,11 +123,7 @@ class ModelEngine:
     def _settle_row_rule(self, loaded: LoadedModel, max_num_batched_tokens: int) -> None:
         rule = profile.settle_row_rule(loaded, max_num_batched_tokens, self._ranks)
         if rule is None and self._settings.invariant:
-            raise ConfigError(
-                "on this CPU the model's results depend on the batch at any padding: start the worker without --invariant, "
-                "or try another --dtype",
-                reason="NOT_INVARIANT",
-            )
+            raise ConfigError(_why_not_invariant(loaded), reason="NOT_INVARIANT")
         if rule is None:
             log.warning("batch invariance is off: a request's tokens may depend on the other requests of the batch")
         self.invariant, self.row_rule = rule is not None, rule or FREE
@@ -157,6 +153,7 @@ class ModelEngine:
                 num_gpu_blocks_override=settings.num_gpu_blocks_override,
                 profiled_tokens=profiled_tokens,
                 groups=loaded.groups,
+                num_state_blocks=loaded.num_state_blocks,
             ),
         )
 
@@ -177,6 +174,7 @@ class ModelEngine:
                 num_gpu_blocks,
                 num_cpu_blocks,
                 num_groups=loaded.num_groups,
+                num_state_blocks=loaded.num_state_blocks,
             )
         )
         self._need_adapters().guard(self._rows)
@@ -285,3 +283,12 @@ class ModelEngine:
         if self._loaded is None:
             raise FailedPrecondition("the model is not loaded; call LoadModel first", reason="WORKER_STATE")
         return self._loaded
+
+
+def _why_not_invariant(loaded: LoadedModel) -> str:
+    if loaded.num_state_blocks:
+        return "the model's states depend on how prompts are cut into chunks: start the worker without --invariant"
+    return (
+        "on this CPU the model's results depend on the batch at any padding: start the worker without --invariant, "
+        "or try another --dtype"
+    )

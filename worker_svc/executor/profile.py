@@ -47,8 +47,10 @@ def run_largest_step(loaded: LoadedModel, rule: RowRule, max_num_batched_tokens:
     # All sequences share the same blocks: only sizes matter here.
     tables = of_groups(np.tile(np.arange(-(-longest // size), dtype=np.int32), (num_seqs, 1)), loaded.num_groups)
     chunks = [Chunk(row, 0, [0] * min(int(n), longest), samples=True) for row, n in enumerate(counts)]
-    loaded.model.bind(loaded.new_cache(tables.shape[2] * loaded.num_groups).device_pool)
-    steps = model_inputs(pack(chunks, tables, size), torch.from_numpy(tables), rule)
+    num_blocks = tables.shape[2] * loaded.num_groups
+    loaded.model.bind(loaded.new_cache(num_blocks + loaded.num_state_blocks).device_pool)
+    packed = pack(chunks, tables, size, loaded.state_tables(num_seqs, num_blocks))
+    steps = model_inputs(packed, torch.from_numpy(tables), rule)
     if attention_limits(loaded.kernels) is not None:
         # What a library leaves to the Triton kernels may take more memory.
         loaded.model.logits(map(without_lengths, steps))
@@ -105,9 +107,10 @@ def record_decode_steps(
 def settle_row_rule(loaded: LoadedModel, max_num_batched_tokens: int, ranks: RankPlace = ALONE) -> RowRule | None:
     """The row rule that makes this model batch invariant on this processor; None if there is none.
 
-    The same on all ranks of a group, whatever each has measured: they must pad rows alike.
+    The same on all ranks of a group, whatever each has measured: they must pad rows alike. None for a model with states: these
+    depend on how a prompt is cut into chunks.
     """
-    if not loaded.kernels.invariant:
+    if not loaded.kernels.invariant or loaded.num_state_blocks:
         return None
     with loaded.model.computed_alone():
         measured = measure(loaded.model.row_modules.probes(), max_num_batched_tokens)

@@ -71,7 +71,7 @@ class StepRunner:
     ) -> None:
         """`stages`: of a pipeline; None = the whole model is here. `drafts`: what proposes in place of `proposer`."""
         device = cache.device_pool.device
-        self._cache, self._rows = cache, rows
+        self._model, self._cache, self._rows = model, cache, rows
         self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
         self._pools = pooling.PoolingSums(model.hidden_size, device)
@@ -165,6 +165,7 @@ class StepRunner:
         self._cache.expect(moves.num_blocks)
         self._cache.place(moves.placed)
         self._cache.move(swap_in=moves.swap_in.tolist(), swap_out=moves.swap_out.tolist(), copies=moves.copies.tolist())
+        self._model.drop_states(moves.states.dropped.block_ids)
         timings.cache_ns += clock.monotonic_ns() - begin_ns
 
     def _drafts(self, batch: StepBatch, timings: Timings) -> list[IntArray]:
@@ -335,7 +336,8 @@ class StepRunner:
             self._break(flight, flight.batch.rows)
 
     def _void(self, batch: StepBatch) -> None:
-        """Abandon a batch that failed to compute."""
+        """Abandon a batch that failed to compute. Its checkpoints may hold others, which no later step must take for them."""
+        self._model.drop_states(batch.changes.states.keep.block_ids)
         self._rows.void(batch)
         self._pools.forget(batch.rows)
 

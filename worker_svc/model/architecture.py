@@ -1,4 +1,5 @@
-"""Checks which models can be served: decoders in which every token mixer is attention through AttentionInterface.
+"""Checks which models can be served: decoders in which every token mixer is attention through AttentionInterface, or has states
+in transformers' cache.
 
 No layer may look across sequences. Errors name the module at fault. Class and configuration are checked
 before weights are read; a probe (`attention.py`) then records whether every layer really reaches attention,
@@ -7,12 +8,12 @@ and its findings are judged here.
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from paged_kernels.backend import CacheShape
 from svc_common.errors import ConfigError
@@ -21,7 +22,8 @@ from worker_svc.model.checkpoint import Checkpoint
 
 _MIXER = re.compile(r"attn|attention|mixer|mamba|ssm|rwkv|recurrent|temporal|conv|linear_att", re.IGNORECASE)
 _NO_MIXER = re.compile(r"norm|mlp|dropout", re.IGNORECASE)
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_STATE_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", *_STATE_TYPES, "moe", "mlp"}
 # Fields that change attention in ways that never reach the attention function.
 _UNSEEN_FIELDS = {"use_bidirectional_attention": (None, False, "vision")}
 """With the values that leave text causal."""
@@ -30,8 +32,9 @@ _UNSEEN_FIELDS = {"use_bidirectional_attention": (None, False, "vision")}
 def unsupported(what: str, *, module: str = "") -> ConfigError:
     """ConfigError for a model that cannot be served; `module` is the one at fault."""
     return ConfigError(
-        f"{what}. Supported are decoders in which every layer uses attention through transformers' AttentionInterface "
-        "(Llama, Qwen2 and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...)",
+        f"{what}. Supported are decoders in which layers use attention through transformers' AttentionInterface (Llama, Qwen2 "
+        "and 3, Mistral, Gemma, Phi-3, GPT-2, GPT-NeoX, OPT, Mixtral, Qwen-MoE, ...), or some of them states in its cache "
+        "(Qwen3-Next, Nemotron-H, Granite 4, LFM2, Falcon-H1, ...)",
         reason="MODEL_UNSUPPORTED",
         metadata={"module": module},
     )
@@ -42,13 +45,15 @@ def check_class(checkpoint: Checkpoint, cls: type[PreTrainedModel]) -> None:
     config = checkpoint.text_config
     if getattr(checkpoint.config, "is_encoder_decoder", False):
         raise unsupported(f"{cls.__name__} is an encoder-decoder model, not a decoder", module=cls.__name__)
-    if not getattr(cls, "_supports_attention_backend", False):
+    needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
+    # Classes with states say that they do not, because of their state modules; a probe shows what attention does.
+    has_states = getattr(cls, "_is_stateful", False) and not needed
+    if not (getattr(cls, "_supports_attention_backend", False) or has_states):
         name, kind = _mixer(_skeleton(cls, checkpoint.config), config, layer=0)
         raise unsupported(
             f"{cls.__name__} cannot be served: its module {name} ({kind}) is not attention through AttentionInterface",
             module=name,
         )
-    needed = {"position_ids", "logits_to_keep"} - set(inspect.signature(cls.forward).parameters)
     if needed:
         raise unsupported(
             f"{cls.__name__} cannot be served: its forward() has no parameter {', '.join(sorted(needed))}"
@@ -74,6 +79,22 @@ def _check_config(cls: type[PreTrainedModel], config: PreTrainedConfig, whole: P
                 f"{cls.__name__} cannot be served with rotary scaling 'dynamic': it depends on the longest sequence of a "
                 "batch. Set another rope_type in config.json (yarn, linear, llama3) or remove the scaling"
             )
+
+
+def may_have_states(cls: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
+    """True if the class says that it has, or its configuration has such layers. A probe finds out whether it does."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return bool(getattr(cls, "_is_stateful", False)) or not _STATE_TYPES.isdisjoint(kinds)
+
+
+def check_one_rank(cls: type[PreTrainedModel], config: PreTrainedConfig, num_ranks: int) -> None:
+    """Raise ConfigError if a model that may have states is to be divided over ranks."""
+    if num_ranks > 1 and may_have_states(cls, config):
+        raise ConfigError(
+            f"{cls.__name__} has layers with states of sequences, which are not divided over ranks yet: serve it without "
+            "--tensor-parallel and --pipeline-parallel",
+            reason="MODEL_UNSUPPORTED",
+        )
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -111,6 +132,23 @@ def check_hidden(model: PreTrainedModel, hidden_size: int) -> None:
         )
 
 
+def probed(model: PreTrainedModel, probe: Callable[[], list[LayerCall]]) -> list[LayerCall]:
+    """The calls of a probe. Raises ConfigError if the model asks its cache for what transformers' own layers do not."""
+    try:
+        return probe()
+    except AttributeError as error:
+        if not isinstance(error.obj, Cache):
+            raise
+        raise unsupported(f"{type(model).__name__} cannot be served: its cache must have {error.name}") from error
+
+
+def check_apart(model: PreTrainedModel, mixes_tokens: Callable[[], bool]) -> None:
+    """Raise ConfigError if tokens depend on each other by more than attention and states, as `mixes_tokens` finds out."""
+    if mixes_tokens():
+        kind = type(model).__name__
+        raise unsupported(f"{kind} cannot be served: its tokens depend on each other beside attention and states")
+
+
 def sliding_window(calls: Sequence[LayerCall]) -> int:
     """Largest sliding window of all layers, from a probe's calls; 0 if any layer attends to the whole sequence.
 
@@ -128,15 +166,25 @@ def check_calls(
     *,
     block_size: int,
     max_model_len: int,
+    state_layers: Collection[int] = (),
 ) -> dict[int, CacheShape]:
     """Shapes of the caches of those of these layers that have keys and values of their own, derived from a probe's calls.
+
+    `state_layers`: which have states. Beside such, others may have neither states nor attention: see `check_apart`.
 
     Raises ConfigError if a layer was not reached exactly once, or if a call cannot be served.
     """
     kind = type(model).__name__
     reached = [call.layer for call in calls]
+    if state_layers and not reached:
+        raise unsupported(f"{kind} cannot be served: it has layers with states alone, and none with attention")
+    shared = next((call for call in calls if call.layer not in layers), None)
+    if state_layers and shared is not None:
+        raise unsupported(
+            f"{kind} cannot be served: its {shared.module} is attention of no layer of its own", module=shared.module
+        )
     for layer in layers:
-        if reached.count(layer) != 1:
+        if reached.count(layer) != 1 and not (state_layers and layer not in reached):
             name, mixer = _mixer(model, config, layer)
             raise unsupported(
                 f"{kind} cannot be served: its module {name} ({mixer}) called attention through AttentionInterface "

@@ -136,7 +136,8 @@ class ProbeAttention:
         seen = masks.kind_of(mask)
         problem = _problem(module, options) or _shape_problem(query, key, value) or _sinks_problem(query, options)
         problem = problem or self._mask_problem(seen, options)
-        layer = int(getattr(module, "layer_idx", -1))
+        layer = getattr(module, "layer_idx", None)
+        layer = -1 if layer is None else int(layer)
         window = None if seen.chunk else _window(options, seen)
         rule = _rule(options, key.shape[3], window, _sinks(options), seen.chunk)
         kind = type(module).__name__

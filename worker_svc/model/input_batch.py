@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch
 from worker_svc.device.queue import host_tensors
 from worker_svc.invariance import RowRule
+from worker_svc.model.states.batches import PassStates
 from worker_svc.rows.batch import PackedTokens
+from worker_svc.rows.states import RowStates
 
 _NOTHING = np.zeros(0, np.int64)
 _FILLS = {"token_ids": 0, "positions": 0, "token_rows": 0, "slots": PADDING_SLOT}  # the last axis is that of tokens
@@ -44,6 +46,8 @@ class ModelInput:
 
     None if there are none.
     """
+    states: PassStates | None = None
+    """Of the pass's sequences; None if the model has no states."""
 
     def to(self, device: torch.device) -> "ModelInput":
         """The same input with its tensors on `device`."""
@@ -95,9 +99,15 @@ def model_inputs(
                 num_logits=len(wanted),
                 adapter_ids=None if packed.adapter_ids is None else _padded(packed.adapter_ids[begin:end], size, 0),
                 unread=None if packed.unread is None else (unread, unread_rows),
+                states=None if packed.states is None else _pass_states(packed.states, offsets, positions),
             )
         )
     return passes
+
+
+def _pass_states(rows: RowStates, offsets: NDArray[np.int32], positions: NDArray[np.int32]) -> PassStates:
+    """`offsets`: of the rows in this pass, of which some may have no tokens here."""
+    return PassStates(rows, positions[np.minimum(offsets[:-1], len(positions) - 1)], offsets)
 
 
 def without_lengths(step: ModelInput) -> ModelInput:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend, scale_bytes
@@ -42,6 +44,7 @@ from worker_svc.model.sharding.plan import sharded
 from worker_svc.model.sharding.refusals import refused
 from worker_svc.model.sharding.shards import WHOLE, Shard
 from worker_svc.model.stages.division import StagePart, staged
+from worker_svc.model.states.layout import StateLayout, default_checkpoint_tokens, layout_of
 from worker_svc.ranks.member import ALONE, RankPlace, arithmetic_id
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -71,6 +74,7 @@ class LoadedModel:
     draws: sampler.TokenDraws
     greedy: GreedyKernel
     shard: Shard = WHOLE
+    num_state_blocks: int = 0
 
     def new_cache(self, num_gpu_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
         """Allocate a zeroed cache of the model's shape."""
@@ -88,6 +92,13 @@ class LoadedModel:
     def num_groups(self) -> int:
         """Number of cache groups."""
         return len(self.groups.windows)
+
+    def state_tables(self, num_rows: int, first: int) -> NDArray[np.int32] | None:
+        """Blocks of states that so many rows share, from `first` on: [num_rows, blocks]; None without states."""
+        if not self.num_state_blocks:
+            return None
+        blocks = np.arange(first, first + self.num_state_blocks, dtype=np.int32)
+        return np.tile(blocks, (num_rows, 1))
 
     @property
     def workspace_bytes(self) -> int:
@@ -145,40 +156,42 @@ def load(
     _adjust(loaded, found, max_model_len, keeps_latents=settings.latent_cache and not late)
     _agree(ranks, found, shard, arithmetic_id() if device is HOST else device.describe().partition(" ")[2])
     model, shard = _joined_model(RowModel(loaded, kernels), found, shard, sums, part)
-    calls = model.probe(max_model_len)
+    calls = architecture.probed(loaded, lambda: model.probe(max_model_len))
     model.check_stage(max_model_len)
     shapes = architecture.check_calls(
-        loaded, found.text_config, calls, part.layers, block_size=settings.block_size, max_model_len=max_model_len
+        loaded,
+        found.text_config,
+        calls,
+        part.layers,
+        block_size=settings.block_size,
+        max_model_len=max_model_len,
+        state_layers={each.layer for each in model.state_modules},
     )
     architecture.check_hidden(loaded, model.hidden_size)
     cache_dtype = checkpoint.choose_cache_dtype(settings.kv_cache_dtype, dtype)
     shape, groups = _divided_cache(model, settings, calls, shapes, cache_dtype, part, max_model_len)
     _check_attention(settings, kernels, {*shapes.values()}, (dtype, cache_dtype), calls)
+    layout = _laid_out(model, shape, groups, cache_dtype)
     if fast is not None:
-        fuse_tried(
-            model,
-            Fusing(
-                fast,
-                calls,
-                groups,
-                shape,
-                cache_dtype,
-                max_model_len,
-                rounded or stored,
-                bool(late),
-                sums,
-                model.head_of,
-            ),
-            found.text_config.vocab_size,
+        fusing = Fusing(
+            fast,
+            calls,
+            groups,
+            shape,
+            cache_dtype,
+            max_model_len,
+            rounded or stored,
+            bool(late),
+            sums,
+            model.head_of,
         )
-        if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
-            model.unfuse()
+        _fuse(model, fusing, found.text_config.vocab_size, ranks)
         if cache is not None and model.is_fused and not packs:
             cache.save(loaded)
-    limits = _limits(settings, found, max_model_len, dtype, groups)
+    architecture.check_apart(loaded, lambda: bool(model.state_modules) and model.mixes_tokens(max_model_len))
+    limits = _limits(settings, found, max_model_len, dtype, groups, layout)
     limits.sliding_window = _of_all_stages(architecture.sliding_window(calls), ranks)
-    made = bundle.make_bundle(found.path, limits)
-    limits.bundle_digest = bundle.digest_of(made)
+    made = _bundled(found, limits)
     progress("loaded", 1.0)
     return LoadedModel(
         model=model,
@@ -193,6 +206,7 @@ def load(
         draws=drawing_kernels(backend, device.torch_device) or sampler.TORCH_DRAWS,
         greedy=greedy_kernel(kernels) or sampler.greedy,
         shard=shard,
+        num_state_blocks=layout.num_blocks,
     )
 
 
@@ -203,6 +217,7 @@ def _opened(
     found = checkpoint.open_checkpoint(settings.model)
     cls = checkpoint.model_class(found)
     architecture.check_class(found, cls)
+    architecture.check_one_rank(cls, found.text_config, ranks.size)
     found, cls, shard = sharded(found, cls, ranks.tensor_rank, ranks.tensor_size)
     if shard.experts is not None and ranks.num_stages > 1:
         raise refused(
@@ -231,6 +246,30 @@ def _divided_cache(
         groups = groups_of(layers.windows, settings.block_size, max_model_len)
     model.divide_cache(shapes, layers, groups)
     return layers.shape, groups
+
+
+def _laid_out(model: RowModel, shape: CacheShape, groups: CacheGroups, cache_dtype: torch.dtype) -> StateLayout:
+    """The layout of the model's states, which it uses from now on."""
+    index_bytes = 2 * shape.block_elements(cache_dtype) * cache_dtype.itemsize
+    layout = layout_of([each.states for each in model.state_modules], groups.num_layers, index_bytes)
+    model.divide_states(layout)
+    if layout.num_blocks:
+        kinds = ", ".join(sorted({each.name for each in model.state_modules}))
+        log.info("a sequence has states of %s in %d blocks, whatever its length", kinds, layout.num_blocks)
+    return layout
+
+
+def _fuse(model: RowModel, fusing: Fusing, vocab_size: int, ranks: RankPlace) -> None:
+    fuse_tried(model, fusing, vocab_size)
+    if not ranks.all_have(model.is_fused):  # they divide rows into passes by one rule
+        model.unfuse()
+
+
+def _bundled(found: checkpoint.Checkpoint, limits: common_pb2.ModelLimits) -> bytes:
+    """The serialised bundle; `limits` gets its digest."""
+    made = bundle.make_bundle(found.path, limits)
+    limits.bundle_digest = bundle.digest_of(made)
+    return made
 
 
 def _of_all_stages(window: int, ranks: RankPlace) -> int:
@@ -389,7 +428,10 @@ def _limits(
     max_model_len: int,
     dtype: torch.dtype,
     groups: CacheGroups,
+    layout: StateLayout,
 ) -> common_pb2.ModelLimits:
+    num_groups, num_state_blocks = len(groups.windows), layout.num_blocks
+    checkpoint_tokens = default_checkpoint_tokens(num_state_blocks, num_groups, settings.block_size)
     return common_pb2.ModelLimits(
         model=settings.name,
         max_model_len=max_model_len,
@@ -398,5 +440,7 @@ def _limits(
         block_size=settings.block_size,
         eos_token_ids=bundle.eos_token_ids(found.path, found.text_config),
         dtype=str(dtype).removeprefix("torch."),
-        cache_windows=groups.windows if len(groups.windows) > 1 else (),
+        cache_windows=groups.windows if num_groups > 1 or num_state_blocks else (),
+        num_state_blocks=num_state_blocks,
+        checkpoint_tokens=settings.checkpoint_tokens or checkpoint_tokens if num_state_blocks else 0,
     )

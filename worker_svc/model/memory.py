@@ -19,9 +19,9 @@ class MemoryBudget:
     Device blocks get `total_bytes` * `utilization` - `peak_bytes`, or `cache_bytes` where that is set and on
     CPU. `peak_bytes` counts weights, the peak of the profile step, `workspace_bytes`, which the kernels keep, and
     `staging_bytes`, the buffers of swaps, allocated with the blocks. `block_bytes`: of a block, which holds the layers of one
-    of `groups`. `free_bytes`: free device memory once weights and workspace are there; None = not checked.
-    `profiled_tokens`: tokens of the profile step. `draft_weight_bytes`, `draft_block_bytes`: parts of `weight_bytes` and
-    `block_bytes` that propose draft tokens.
+    of `groups`. `num_state_blocks`: of the states of each sequence. `free_bytes`: free device memory once weights and workspace
+    are there; None = not checked. `profiled_tokens`: tokens of the profile step. `draft_weight_bytes`, `draft_block_bytes`: parts
+    of `weight_bytes` and `block_bytes` that propose draft tokens.
     """
 
     block_size: int
@@ -40,10 +40,15 @@ class MemoryBudget:
     groups: CacheGroups = _ONE_GROUP
     draft_weight_bytes: int = 0
     draft_block_bytes: int = 0
+    num_state_blocks: int = 0
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Blocks of a sequence of so many tokens, in all cache groups, as its last step leaves it."""
-        return self.groups.num_blocks(num_tokens, self.block_size)
+        """Blocks of a sequence of so many tokens, in all cache groups and of its states, as its last step leaves it."""
+        return self.num_state_blocks + self.groups.num_blocks(num_tokens, self.block_size)
+
+    def longest(self, num_blocks: int, most: int) -> int:
+        """Tokens, at most `most`, of the longest sequence that so many blocks hold; 0 if they hold none."""
+        return longest(self.groups, num_blocks - self.num_state_blocks, self.block_size, most)
 
     @property
     def peak_bytes(self) -> int:
@@ -54,6 +59,11 @@ class MemoryBudget:
     def step_bytes(self) -> int:
         """Peak of the profile step, workspace and buffers of swaps."""
         return self.activation_bytes + self.workspace_bytes + self.staging_bytes
+
+
+def longest(groups: CacheGroups, num_blocks: int, block_size: int, most: int) -> int:
+    """Tokens, at most `most`, of the longest sequence that so many blocks of keys and values hold; 0 if there are none."""
+    return groups.longest(num_blocks, block_size, most) if num_blocks > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +106,7 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     needed_blocks = budget.num_blocks(max_model_len)
     if counts.num_gpu_blocks >= needed_blocks:
         return
-    longest = budget.groups.longest(counts.num_gpu_blocks, budget.block_size, max_model_len)
+    longest = budget.longest(counts.num_gpu_blocks, max_model_len)
     more = (
         "raise --num-gpu-blocks-override"
         if budget.num_gpu_blocks_override is not None
@@ -106,7 +116,10 @@ def check_blocks(counts: BlockCounts, budget: MemoryBudget, max_model_len: int) 
     )
     needed = needed_blocks * budget.block_bytes
     if not longest:
-        what = f"the memory for the KV cache does not hold a single block{_account(budget)}"
+        smallest = (
+            f"the {budget.num_state_blocks + 1} blocks of a sequence" if budget.num_state_blocks else "a single block"
+        )
+        what = f"the memory for the KV cache does not hold {smallest}{_account(budget)}"
         advice = more
     else:
         what = f"the KV cache holds {longest} tokens, fewer than the {max_model_len} that a request may have"
@@ -201,7 +214,8 @@ def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: i
 
 def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str:
     blocks, num_requests = counts.num_gpu_blocks, counts.num_gpu_blocks / budget.num_blocks(max_model_len)
-    tokens = f"{blocks * budget.block_size} tokens, " if len(budget.groups.windows) == 1 else ""
+    is_plain = len(budget.groups.windows) == 1 and not budget.num_state_blocks
+    tokens = f"{blocks * budget.block_size} tokens, " if is_plain else ""
     cache = counts.num_gpu_blocks * budget.block_bytes
     rows = [
         ("weights", size_text(budget.weight_bytes), _of_drafts(budget.draft_weight_bytes)),
@@ -219,6 +233,9 @@ def _table(budget: MemoryBudget, counts: BlockCounts, max_model_len: int) -> str
             f"{counts.num_cpu_blocks} blocks",
         ),
     ]
+    if budget.num_state_blocks:
+        held = size_text(budget.num_state_blocks * budget.block_bytes)
+        rows.insert(4, ("states", held, f"{budget.num_state_blocks} of the blocks for each request"))
     for name, num_bytes in (
         ("buffers of swaps", budget.staging_bytes),
         ("attention's workspace", budget.workspace_bytes),

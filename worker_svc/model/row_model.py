@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -23,6 +24,7 @@ from worker_svc.model import attention
 from worker_svc.model.cache.cache_groups import CacheGroups
 from worker_svc.model.cache.joint_cache import KeptStates
 from worker_svc.model.cache.layer_cache import LayerCache, PoolLayers
+from worker_svc.model.decoder.module_states import ModuleStates
 from worker_svc.model.decoder.part import PackedPast, decoder_of
 from worker_svc.model.fused.fused_decoder import FusedDecoder, Fusing, HeadOf, fuse, whole_head
 from worker_svc.model.fused.operators import packed_tensors, quantized_bytes
@@ -33,6 +35,9 @@ from worker_svc.model.sharding.reductions import Reductions
 from worker_svc.model.sharding.shards import Shard
 from worker_svc.model.stages.division import StagePart
 from worker_svc.model.stages.ends import StageEnds, StateLinks
+from worker_svc.model.states.layout import StateLayout
+from worker_svc.model.states.probe import StateModule, StateProbe, mixes_tokens
+from worker_svc.model.states.sequences import SequenceStates
 
 _PROBE_TOKENS = 4
 
@@ -46,6 +51,10 @@ class RowModel:
         self._calls: Sequence[attention.LayerCall] = ()
         self._caches: Mapping[int, Sequence[LayerCache]] = {}
         self._past: PackedPast | None = None
+        self.state_modules: Sequence[StateModule] = ()
+        """Modules with a state per sequence, as `probe` found them."""
+        self._states: SequenceStates | None = None
+        self._kept_linears: frozenset[nn.Module] = frozenset()
         self._fused: FusedDecoder | None = None
         self._uses_modules = False
         self._plain_head: nn.Module | None = None
@@ -119,22 +128,50 @@ class RowModel:
         Masks are evaluated for sequences of up to `max_model_len` tokens.
         """
         places = torch.arange(_PROBE_TOKENS, device=self._device)[None]
-        past = PackedPast(self._model.config)
         seen_by_adapters = self.adapter_layers.targets.probed(_PROBE_TOKENS)
         probing = attention.probing(self._model, max_model_len)
         with torch.inference_mode(), self.row_modules.collected(self._model), seen_by_adapters, probing as calls:
+            seen = StateProbe(_PROBE_TOKENS, calls.__len__)
+            past = PackedPast(self._model.config, seen)
             if self._ends is not None:
                 self._ends.enter(places)
-            self._model(
-                input_ids=places, position_ids=places, use_cache=False, past_key_values=past, logits_to_keep=places[0]
-            )
-        self._past = past if past.is_asked else None
+            with seen.watching(self._model):
+                self._model(
+                    input_ids=places,
+                    position_ids=places,
+                    use_cache=False,
+                    past_key_values=past,
+                    logits_to_keep=places[0],
+                )
+        with torch.inference_mode():
+            self.state_modules = seen.modules()
+        self._kept_linears = frozenset(seen.idle_linears(self.state_modules))
+        self._past = PackedPast(self._model.config) if past.is_asked or self.state_modules else None
         self._calls = calls
         return calls
 
     def divide_cache(self, shapes: Mapping[int, CacheShape], layers: PoolLayers, groups: CacheGroups) -> None:
         """Keep keys and values of layers of these shapes in `layers` of the pool. Call it after `probe`, before `bind`."""
         self._caches = attention.caches_of(self._calls, shapes, layers, groups)
+
+    def divide_states(self, layout: StateLayout) -> None:
+        """Keep states by `layout`. Call it after `probe`, before `fuse` and `bind`."""
+        if self.state_modules:
+            self._states = SequenceStates(self.state_modules, layout, ModuleStates(), self._within)
+
+    @torch.inference_mode()
+    def drop_states(self, blocks: NDArray[np.int32]) -> None:
+        """Make the states in `blocks` [sequences, blocks] unusable: a row that begins with them fails."""
+        if self._states is not None and len(blocks):
+            self._states.drop(blocks)
+
+    def _within(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
+        return self.adapter_layers.within(places)
+
+    def mixes_tokens(self, max_model_len: int) -> bool:
+        """True if tokens depend on each other by more than attention and states. Call it after `probe`."""
+        with attention.probing(self._model, max_model_len):
+            return mixes_tokens(self._model, [each.module for each in self.state_modules])
 
     @torch.inference_mode()
     def check_stage(self, max_model_len: int) -> None:
@@ -145,9 +182,11 @@ class RowModel:
 
     def fuse(self, given: Fusing) -> None:
         """Pack the weights irreversibly, and replace the decoder by a fused program where possible."""
-        self._fused = fuse(self._model, given)
+        self._fused = fuse(self._model, given, self._kept_linears)
         self.row_modules, self.adapter_layers = RowModules(), AdapterLayers(self._model)
         self.probe(given.max_model_len)
+        if self._states is not None:
+            self._states.continues = all(each.continues for each in self.state_modules)
         if self._past is not None:  # layers use positions themselves: far ones may differ, which no trial reaches
             self.unfuse()
 
@@ -241,6 +280,8 @@ class RowModel:
             self._fused.bind(pool)
         self._paged = attention.PagedAttention(self._backend, pool, self._caches)
         attention.attach(self._model, self._paged)
+        if self._states is not None:
+            self._states.bind(pool)
 
     def keep_states(self, kept: KeptStates) -> None:
         """Store the last hidden states of each pass from now on, until `bind`. Not those of `decode` and of recorded steps."""
@@ -335,8 +376,12 @@ class RowModel:
 
     def _places(self, step: ModelInput) -> dict[str, Any]:
         """Arguments of the model that say where tokens are in their sequences."""
-        past = {} if self._past is None else {"past_key_values": self._past.begin(step.positions)}
-        return {"position_ids": step.positions, **past}
+        if self._past is None:
+            return {"position_ids": step.positions}
+        past = self._past.begin(step.positions)
+        if self._states is not None:
+            past.states = self._states.states
+        return {"position_ids": step.positions, "past_key_values": past}
 
     def _begun(self, step: ModelInput) -> ModelInput:
         """Move the pass to the model's device and announce it to attention and adapters."""
@@ -346,6 +391,9 @@ class RowModel:
         step = step.to(self._device)
         self._step = step
         self._paged.begin(step.attention)
+        if self._states is not None:
+            assert step.states is not None
+            self._states.begin(step.states)
         if self._fused is not None:
             by_modules = self._uses_modules or self.adapter_layers.is_used
             self._fused.begin(step.attention, uses_modules=by_modules)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from protos.common.v1 import common_pb2
 from worker_svc.rows.changes import Additions, Changes, IntArray, StepChanges
+from worker_svc.rows.states import RowStates
 
 BoolArray = NDArray[np.bool_]
 
@@ -155,6 +156,8 @@ class PackedTokens:
     """[T]: adapter of each token's row, 0 = none. None if no row of the batch has one."""
     unread: NDArray[np.int64] | None = None
     """[k]: index into T of tokens that were drawn last and are not yet known on the host. None if there are none."""
+    states: RowStates | None = None
+    """Of the batch's rows; None if the model has no states."""
 
 
 @dataclass(frozen=True, slots=True)

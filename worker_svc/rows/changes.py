@@ -15,6 +15,7 @@ from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from svc_common.errors import InvalidArgument
 from worker_svc.rows.options import OptionColumns, read_options
+from worker_svc.rows.states import NO_STATES, StateChanges, read_states
 
 IntArray = NDArray[np.int32]
 
@@ -29,7 +30,7 @@ MOST_ROWS, MOST_STEP_TOKENS = 65_536, 2**24
 class ChangeLimits:
     """Bounds on the values in a step. `max_rows` bounds row indexes, `max_decode_steps` the multi-step count.
 
-    `num_groups`: cache groups; a place in a block table has a block id for each.
+    `num_groups`: cache groups; a place in a block table has a block id for each. `num_state_blocks`: blocks of a row's states.
     """
 
     vocab_size: int
@@ -40,13 +41,15 @@ class ChangeLimits:
     max_rows: int = MOST_ROWS
     max_decode_steps: int = 64
     num_groups: int = 1
+    num_state_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Additions:
     """`AddedRows`, checked: arrays of length n; token ids and block ids as one array per row.
 
-    `num_blocks` counts places in block tables; each has one of `block_ids` for each cache group, in order.
+    `num_blocks` counts places in block tables; each has one of `block_ids` for each cache group, in order. The blocks of a row's
+    states are the first of `block_ids`.
     """
 
     rows: IntArray
@@ -99,6 +102,7 @@ class StepChanges:
     swap_out: IntArray
     copies: IntArray
     placed: Sequence[worker_pb2.PlacedImage] = ()
+    states: StateChanges = NO_STATES
 
     @property
     def num_rows(self) -> int:
@@ -107,15 +111,17 @@ class StepChanges:
 
     @property
     def is_empty(self) -> bool:
-        """True if no row is mentioned and no block is moved."""
-        return self.is_unchanged and not (len(self.swap_in) or len(self.swap_out) or len(self.copies) or self.placed)
+        """True if no row is mentioned, no block is moved and no states are read or kept."""
+        moves = len(self.swap_in) or len(self.swap_out) or len(self.copies) or self.placed
+        return self.is_unchanged and not moves and self.states is NO_STATES
 
     @property
     def num_blocks(self) -> int:
         """One past the largest block id assigned to rows; 0 if none is assigned."""
         joining = [] if self.added is None else self.added.block_ids
         growing = [] if self.changed is None else [self.changed.new_block_ids]
-        return int(np.maximum.reduce(np.concatenate([*joining, *growing, _NO_ROWS]), initial=-1)) + 1
+        most = int(np.maximum.reduce(np.concatenate([*joining, *growing, _NO_ROWS]), initial=-1)) + 1
+        return max(most, self.states.num_blocks)
 
     def further(self) -> "StepChanges":
         """The changes of a further decode step, which are none."""
@@ -127,7 +133,7 @@ NO_CHANGES = StepChanges(1, True, _NO_ROWS, None, None, _NO_PAIRS, _NO_PAIRS, _N
 
 
 def is_repetition(outputs: worker_pb2.SchedulerOutputs) -> bool:
-    """True if the step is one decode step that mentions no row and moves no block."""
+    """True if the step is one decode step that mentions no row, moves no block and keeps no states."""
     return not (
         outputs.HasField("changed")
         or outputs.HasField("added")
@@ -137,6 +143,8 @@ def is_repetition(outputs: worker_pb2.SchedulerOutputs) -> bool:
         or outputs.blocks_to_swap_out
         or outputs.blocks_to_copy
         or outputs.placed
+        or outputs.HasField("states_to_read")
+        or outputs.HasField("states_to_keep")
     )
 
 
@@ -161,6 +169,7 @@ def read_step(outputs: worker_pb2.SchedulerOutputs, limits: ChangeLimits) -> Ste
         swap_out=_pairs(outputs, "blocks_to_swap_out", (gpu, cpu)) if outputs.blocks_to_swap_out else _NO_PAIRS,
         copies=_pairs(outputs, "blocks_to_copy", (gpu, gpu)) if outputs.blocks_to_copy else _NO_PAIRS,
         placed=outputs.placed,
+        states=read_states(outputs, limits.num_state_blocks, gpu),
     )
 
 
@@ -229,7 +238,7 @@ def _read_added(message: worker_pb2.AddedRows, limits: ChangeLimits) -> Addition
         num_prompt=column("num_prompt_tokens", minimum=1),
         num_computed=column("num_computed_tokens"),
         num_tokens=column("num_tokens"),
-        num_blocks=_places(num_ids, rows, "added.num_blocks", limits),
+        num_blocks=_places(num_ids, rows, "added.num_blocks", limits, limits.num_state_blocks),
         block_ids=_run(message.block_ids, num_ids, "added.block_ids", limits.num_gpu_blocks, "block"),
         temperatures=column("temperatures", wire_arrays.F32, None),
         top_ps=column("top_ps", wire_arrays.F32, None),
@@ -322,8 +331,12 @@ def _check_changes(changes: Changes, limits: ChangeLimits) -> None:
     _blame_first(guessed, rows, "changed.num_draft_tokens", "more than the tokens to compute")
 
 
-def _places(num_ids: IntArray, rows: IntArray, field: str, limits: ChangeLimits) -> IntArray:
-    """Places in block tables that so many ids fill; num_ids [n]."""
+def _places(num_ids: IntArray, rows: IntArray, field: str, limits: ChangeLimits, num_state_blocks: int = 0) -> IntArray:
+    """Places in block tables that so many ids fill, less those of states; num_ids [n]."""
+    if num_state_blocks:
+        lacking = f"fewer than the {num_state_blocks} blocks of the row's states"
+        _blame_first(num_ids < num_state_blocks, rows, field, lacking)
+        num_ids = num_ids - num_state_blocks
     if limits.num_groups == 1:
         return num_ids
     several = f"not a multiple of the model's {limits.num_groups} cache groups"

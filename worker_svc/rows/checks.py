@@ -1,5 +1,7 @@
 """Checks of a step against the existing rows. Read-only; raises InvalidArgument naming the field."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,6 +9,7 @@ from svc_common.errors import InvalidArgument
 from worker_svc.rows.batch import IntArray, StepBatch
 from worker_svc.rows.changes import Additions, Changes, StepChanges
 from worker_svc.rows.columns import RowColumns
+from worker_svc.rows.states import NO_STATES, check_states
 
 
 def check_changes(table: RowColumns, step: StepChanges) -> None:
@@ -126,6 +129,37 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
         raise InvalidArgument.field(
             field, f"row {row} has {held} blocks of {table.limits.block_size}, too few for its first {end} tokens"
         )
+
+
+def with_checked_states(table: RowColumns, batch: StepBatch, step: StepChanges) -> StepBatch:
+    """The batch with the places of states that are in force; see `check_states`."""
+    if table.limits.num_state_blocks and batch.num_drafts.any():
+        row = int(batch.rows[batch.num_drafts > 0][0])
+        raise InvalidArgument.field(
+            "changed.num_draft_tokens", f"row {row}: states take in no draft tokens, which may be rejected; plan none"
+        )
+    if step.states is NO_STATES:
+        return batch
+    failed = np.flatnonzero(table.failed)
+    if step.added is not None:
+        failed = np.setdiff1d(failed, step.added.rows)
+    _check_kept_apart(table, step)
+    found = check_states(step.states, batch.rows, batch.starts, batch.counts, failed)
+    return replace(batch, changes=replace(step, states=found))
+
+
+def _check_kept_apart(table: RowColumns, step: StepChanges) -> None:
+    """Check that no checkpoint is written to the states of a row."""
+    rows = np.setdiff1d(table.occupied_rows(), step.removed)
+    own = {block: row for row in rows.tolist() for block in table.state_blocks[row].tolist()}
+    if step.added is not None:
+        count = table.limits.num_state_blocks
+        pairs = zip(step.added.rows.tolist(), step.added.block_ids, strict=True)
+        own |= {block: row for row, ids in pairs for block in ids[:count].tolist()}
+    taken = [block for block in step.states.keep.block_ids.reshape(-1).tolist() if block in own]
+    if taken:
+        what = f"block {taken[0]} is one of row {own[taken[0]]}'s own"
+        raise InvalidArgument.field("states_to_keep.block_ids", what)
 
 
 def _blocks_after(table: RowColumns, rows: IntArray, step: StepChanges) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ _Int = TypeVar("_Int", np.int32, np.int64)
 _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 64, 256, 16
 _COLUMNS = (
     "occupied", "num_known", "num_prompt", "num_computed", "num_blocks", "repeats", "failed", "temperatures", "top_ps", "top_ks",
-    "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "_num_copied",
+    "seeds", "sequence_indexes", "logprobs", "num_unread", "token_ids", "_num_copied", "state_blocks",
 )  # fmt: skip
 
 
@@ -58,6 +58,7 @@ class RowColumns:
         self.token_ids = np.zeros((n, _FIRST_TOKENS), np.int32)
         # Of each cache group.
         self.block_tables = np.zeros((self.limits.num_groups, n, _FIRST_BLOCKS), np.int32)
+        self.state_blocks = np.zeros((n, self.limits.num_state_blocks), np.int32)
         self.options = OptionColumns.defaults(n)
         self.names = [""] * n
         self.traces: list[common_pb2.TraceContext | None] = [None] * n
@@ -71,7 +72,10 @@ class RowColumns:
             incarnation=int(self.incarnations[row]),
             name=self.names[row],
             token_ids=self.token_ids[row, : self.num_known[row]].tolist(),
-            block_ids=self.block_tables[:, row, : self.num_blocks[row]].T.reshape(-1).tolist(),
+            block_ids=[
+                *self.state_blocks[row].tolist(),
+                *self.block_tables[:, row, : self.num_blocks[row]].T.reshape(-1).tolist(),
+            ],
             num_prompt_tokens=int(self.num_prompt[row]),
             num_computed_tokens=int(self.num_computed[row]),
             temperature=float(self.temperatures[row]),
@@ -126,9 +130,12 @@ class RowColumns:
         self.logprobs[rows] = added.logprobs
         self.num_unread[rows] = 0
         self.options.put(rows, added.options)
+        num_of_states = self.limits.num_state_blocks
         for i, row in enumerate(rows.tolist()):
+            of_states, of_keys = added.block_ids[i][:num_of_states], added.block_ids[i][num_of_states:]
+            self.state_blocks[row] = of_states
             self.token_ids[row, : added.num_known[i]] = added.token_ids[i]
-            self.block_tables[:, row, : added.num_blocks[i]] = self._by_group(added.block_ids[i])
+            self.block_tables[:, row, : added.num_blocks[i]] = self._by_group(of_keys)
             self.names[row] = added.names[i]
             self.traces[row] = added.traces[i] if added.traces else None
 

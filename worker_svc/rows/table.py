@@ -18,6 +18,7 @@ from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, Promise, Ro
 from worker_svc.rows.changes import ChangeLimits, StepChanges, read_step
 from worker_svc.rows.columns import RowColumns, runs_after
 from worker_svc.rows.options import Guard
+from worker_svc.rows.states import RowStates
 
 __all__ = ["ChangeLimits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
 
@@ -51,6 +52,7 @@ class RowTable(RowColumns):
             self._check(step)
             batch = self._shares(step).batch(step)
         row_checks.check_room(self, batch, step)
+        batch = row_checks.with_checked_states(self, batch, step)
         if not step.is_unchanged:
             self.write(step)
         self._open = batch
@@ -212,7 +214,13 @@ class RowTable(RowColumns):
             sampled_at,
             adapters if adapters.any() else None,
             self._unread(batch, rows, positions),
+            self._states(batch),
         )
+
+    def _states(self, batch: StepBatch) -> RowStates | None:
+        if not self.limits.num_state_blocks:
+            return None
+        return RowStates.of(batch.rows, batch.starts, self.state_blocks[batch.rows], batch.changes.states)
 
     def _unread(self, batch: StepBatch, rows: IntArray, positions: IntArray) -> NDArray[np.int64] | None:
         """Indices of tokens that the host does not know. A row computes at most one: the token it drew last."""

@@ -55,6 +55,7 @@ loading = options_of(
                 "weight_cache",
                 "cache_groups",
                 "latent_cache",
+                "checkpoint_tokens",
                 "invariant",
             ),
             *("draft_model", "drafts"),

@@ -19,6 +19,8 @@ from worker_svc.settings import WorkerSettings
 
 BLOCK_SIZE = 16
 _MOST_GROUPS = 32
+NUM_STATES, NUM_CPU_STATES = 40, 12
+"""Sequences and checkpoints for which an engine has blocks of states."""
 
 
 def on_tests_device(settings: dict[str, Any]) -> dict[str, Any]:
@@ -35,9 +37,12 @@ def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEn
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:
     """A loaded, profiled and allocated engine, with so many blocks for each cache group."""
     engine = new_engine(path, num_blocks=num_blocks * _MOST_GROUPS, **settings)
-    num_groups = len(engine.load(lambda _stage, _fraction: None).cache_windows) or 1
+    limits = engine.load(lambda _stage, _fraction: None)
+    num_groups, of_states = len(limits.cache_windows) or 1, limits.num_state_blocks
     engine.profile(64, 8)
-    engine.allocate(num_blocks * num_groups, num_cpu_blocks * num_groups)
+    engine.allocate(
+        num_blocks * num_groups + NUM_STATES * of_states, num_cpu_blocks * num_groups + NUM_CPU_STATES * of_states
+    )
     return engine
 
 
@@ -47,9 +52,19 @@ def ids_of(engine: ModelEngine, blocks: Iterable[int]) -> list[int]:
     return [block * num_groups + group for block in blocks for group in range(num_groups)]
 
 
+def state_ids_of(engine: ModelEngine, states: Iterable[int], *, on_host: bool = False) -> list[int]:
+    """Block ids of the states with these numbers: the last ones of the pool."""
+    count = 0 if engine._loaded is None else engine._loaded.num_state_blocks
+    first = 0
+    if count:
+        pool, most = (engine.cache.host_pool, NUM_CPU_STATES) if on_host else (engine.cache.device_pool, NUM_STATES)
+        first = pool.shape[2] - most * count
+    return [first + state * count + i for state in states for i in range(count)]
+
+
 @dataclass
 class Row:
-    """What the driver knows of a row."""
+    """What the driver knows of a row. `state`: number of its states."""
 
     index: int
     incarnation: int
@@ -58,6 +73,7 @@ class Row:
     blocks: list[int]
     computed: int
     options: dict[str, Any]
+    state: int = 0
 
 
 @dataclass
@@ -70,6 +86,11 @@ class Step:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    state_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    state_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    state_copies: list[tuple[int, int]] = field(default_factory=list)
+    reads: list[tuple[Row, int, int]] = field(default_factory=list)
+    keeps: list[tuple[Row, int, int]] = field(default_factory=list)
 
 
 class Driver:
@@ -78,7 +99,12 @@ class Driver:
     Its blocks are places in block tables; `ids_of` has the ids that the engine is sent for them.
     """
 
-    def __init__(self, engine: ModelEngine, take_block: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        engine: ModelEngine,
+        take_block: Callable[[], int] | None = None,
+        take_state: Callable[[], int] | None = None,
+    ) -> None:
         self.engine = engine
         self.rows: dict[str, Row] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -89,6 +115,8 @@ class Driver:
         self.num_plain_steps = 0
         self._next_block = 0
         self._take = take_block or self._count
+        self._take_state = take_state or self._count_states
+        self._next_state = -1
         self._lives: dict[int, int] = {}
         self._step_id = 0
         self.step = Step()
@@ -97,6 +125,10 @@ class Driver:
     def _count(self) -> int:
         self._next_block += 1
         return self._next_block
+
+    def _count_states(self) -> int:
+        self._next_state += 1
+        return self._next_state % NUM_STATES
 
     # --- building a step ---------------------------------------------------------------------------------------------
 
@@ -110,16 +142,22 @@ class Driver:
         blocks: Sequence[int] = (),
         computed: int = 0,
         room: int = 0,
+        state: int | None = None,
+        reads: int | None = None,
         **options: Any,
     ) -> Row:
         """A row joins: `computed` tokens of it lie in `blocks`; `num_tokens` (None = all that are left) are computed now.
 
-        `room`: tokens that its blocks can take beyond those known, so that steps need not mention it.
+        `room`: tokens that its blocks can take beyond those known, so that steps need not mention it. `state`: where its states
+        are; None = new ones. `reads`: states that it begins with instead.
         """
         index = next(i for i in range(1000) if i not in {row.index for row in self.rows.values()})
         life = self._lives.get(index, -1) + 1
         self._lives[index] = life
         row = Row(index, life, list(token_ids), num_prompt or len(token_ids), list(blocks), computed, options)
+        row.state = self._take_state() if state is None else state
+        if reads is not None:
+            self.step.reads.append((row, computed, reads))
         self.rows[name] = row
         self._grow(row, len(token_ids) + room)
         self.step.added.append((row, len(token_ids) - computed if num_tokens is None else num_tokens))
@@ -136,6 +174,10 @@ class Driver:
     def pause(self, name: str) -> None:
         """The row computes nothing in this step."""
         self.step.changed.append((self.rows[name], 0, []))
+
+    def keep(self, name: str, num_tokens: int, state: int) -> None:
+        """The row's states after so many tokens of this step are kept."""
+        self.step.keeps.append((self.rows[name], num_tokens, state))
 
     def remove(self, name: str) -> Row:
         """The row leaves before the step runs."""
@@ -178,12 +220,14 @@ class Driver:
             step_id=self._step_id,
             num_decode_steps=num_decode_steps,
             removed_rows=pack(step.removed),
-            blocks_to_swap_in=self._pairs(step.swap_in),
-            blocks_to_swap_out=self._pairs(step.swap_out),
-            blocks_to_copy=self._pairs(step.copies),
+            blocks_to_swap_in=self._pairs(step.swap_in) + self._state_pairs(step.state_swap_in, (True, False)),
+            blocks_to_swap_out=self._pairs(step.swap_out) + self._state_pairs(step.state_swap_out, (False, True)),
+            blocks_to_copy=self._pairs(step.copies) + self._state_pairs(step.state_copies, (False, False)),
+            states_to_read=self._states(step.reads),
+            states_to_keep=self._states(step.keeps),
         )
         if step.added:
-            message.added.CopyFrom(added_rows(step.added, self.ids))
+            message.added.CopyFrom(added_rows(step.added, self.ids, self.state_ids))
         if step.changed:
             message.changed.CopyFrom(
                 worker_pb2.ChangedRows(
@@ -199,6 +243,24 @@ class Driver:
     def ids(self, blocks: Sequence[int]) -> list[int]:
         """See `ids_of`."""
         return ids_of(getattr(self.engine, "own", self.engine), blocks)
+
+    def state_ids(self, states: Sequence[int], *, on_host: bool = False) -> list[int]:
+        """See `state_ids_of`."""
+        return state_ids_of(getattr(self.engine, "own", self.engine), states, on_host=on_host)
+
+    def _states(self, places: Sequence[tuple[Row, int, int]]) -> worker_pb2.StateBlocks | None:
+        if not places:
+            return None
+        rows, counts, states = zip(*places, strict=True)
+        return worker_pb2.StateBlocks(
+            rows=wire_arrays.pack([row.index for row in rows]),
+            num_tokens=wire_arrays.pack(counts),
+            block_ids=wire_arrays.pack(self.state_ids(states)),
+        )
+
+    def _state_pairs(self, pairs: Sequence[tuple[int, int]], on_host: tuple[bool, bool]) -> bytes:
+        sides = [self.state_ids([pair[side] for pair in pairs], on_host=on_host[side]) for side in (0, 1)]
+        return wire_arrays.pack_pairs(list(zip(*sides, strict=True)))
 
     def _pairs(self, pairs: Sequence[tuple[int, int]]) -> bytes:
         sources, targets = (self.ids([pair[side] for pair in pairs]) for side in (0, 1))
@@ -263,9 +325,11 @@ class WatchedModel:
 
 
 def added_rows(
-    entries: Sequence[tuple[Row, int]], ids: Callable[[Sequence[int]], Sequence[int]] = list
+    entries: Sequence[tuple[Row, int]],
+    ids: Callable[[Sequence[int]], Sequence[int]] = list,
+    state_ids: Callable[[Sequence[int]], Sequence[int]] = lambda _states: [],
 ) -> worker_pb2.AddedRows:
-    """The wire form of rows that join; `ids`: of places in block tables."""
+    """The wire form of rows that join; `ids`: of places in block tables, `state_ids`: of states."""
     pack, rows = wire_arrays.pack, [row for row, _ in entries]
 
     def option(name: str, default: float, dtype: Any = wire_arrays.I32) -> bytes:
@@ -279,8 +343,8 @@ def added_rows(
         num_prompt_tokens=pack([row.num_prompt for row in rows]),
         num_computed_tokens=pack([row.computed for row in rows]),
         num_tokens=pack([n for _, n in entries]),
-        num_blocks=pack([len(ids(row.blocks)) for row in rows]),
-        block_ids=pack([block for row in rows for block in ids(row.blocks)]),
+        num_blocks=pack([len(state_ids([row.state])) + len(ids(row.blocks)) for row in rows]),
+        block_ids=pack([block for row in rows for block in (*state_ids([row.state]), *ids(row.blocks))]),
         temperatures=option("temperature", 0.0, wire_arrays.F32),
         top_ps=option("top_p", 1.0, wire_arrays.F32),
         top_ks=option("top_k", 0),

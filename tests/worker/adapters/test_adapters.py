@@ -131,17 +131,8 @@ class AdapterChaos(Chaos):
             self.users.update(blocks)
             self._add(name, tokens, num_prompt, blocks, len(blocks) * BLOCK_SIZE)
 
-    def _add(self, name, tokens, num_prompt, blocks, computed) -> None:
-        self.driver.add(
-            name,
-            tokens,
-            self._chunk(len(tokens) - computed),
-            num_prompt=num_prompt,
-            blocks=blocks,
-            computed=computed,
-            room=self._room,
-            **self.world.options(name),
-        )
+    def _options(self, name):
+        return self.world.options(name)
 
 
 def test_bits_do_not_depend_on_company(world):

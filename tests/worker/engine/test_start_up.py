@@ -98,10 +98,6 @@ REFUSED = {
     "gptj": ({"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attn .GPTJAttention"),
     "mpt": ({"d_model": 64, "n_layers": 2, "n_heads": 4}, "attn .MptAttention"),
     "mamba": ({"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}, "mixer .MambaMixer"),
-    "lfm2": (
-        config_of("llama") | {"layer_types": ["conv", "full_attention"]},
-        r"layers of type conv, for example module model.layers.0.conv \(Lfm2ShortConv",
-    ),
     "recurrent_gemma": (
         config_of("llama") | {"block_types": ["recurrent", "attention"], "lru_width": 64},
         r"temporal_block \(RecurrentGemmaRecurrentBlock",

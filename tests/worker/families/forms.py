@@ -10,6 +10,7 @@ from tests.worker.families.tiny_configs import Fields, merged, tiny_config
 
 DEFAULT, WINDOWS = "default", "windows"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_STATES = {"linear_attention", "conv", "hybrid"}
 
 
 def forms_of(model_type: str) -> dict[str, Fields]:
@@ -25,7 +26,12 @@ def _windows(plain: Fields) -> Fields:
     """A window in every second layer, or in all where layers have no types; empty if the class has one already, or none."""
     config = CONFIG_MAPPING[plain["model_type"]](**{n: v for n, v in plain.items() if n != "model_type"})
     types = list(getattr(config, "layer_types", None) or ())
-    if not hasattr(config, "sliding_window") or _SLIDING in types or (config.sliding_window and not types):
+    if (
+        _STATES & set(types)
+        or not hasattr(config, "sliding_window")
+        or _SLIDING in types
+        or (config.sliding_window and not types)
+    ):
         return {}
     found: Fields = {"sliding_window": SLIDING_WINDOW}
     if hasattr(config, "use_sliding_window"):

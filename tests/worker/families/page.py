@@ -10,9 +10,10 @@ from tests.worker.families.outcomes import EQUAL, REFUSED, UNKNOWN, Table, Trial
 # What a refused class would need, by the words of its refusal; the first that matches counts.
 _NEEDS = (
     (
-        r"Mamba|Mixer|Delta|Recurrent|Rwkv|RWKV|xLSTM|ShortConv|Inkling|linear_attention|type conv|hybrid",
+        r"Mamba|Mixer|Delta|Recurrent|Rwkv|RWKV|xLSTM|ShortConv|Inkling|linear_attention|type conv|hybrid|its cache must have",
         "states or convolutions",
     ),
+    (r"no layer of its own", "attention that several layers share"),
     (r"indexed_attention|compressed_|sparse", "sparse attention that selects or compresses keys"),
     (r"chunked_attention|mask of chunks", "chunked attention"),
     (r"num_kv_shared_layers", "keys and values shared between layers"),

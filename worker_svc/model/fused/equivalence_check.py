@@ -29,6 +29,10 @@ def fuse_tried(model: RowModel, given: Fusing, vocab_size: int) -> None:
     With quantized weights, the modules of the trial have these too; a log line reports their deviation from
     the modules before packing, unless weights were packed before or are read late.
     """
+    if model.state_modules:  # its structure is not one of those known
+        model.fuse(given)
+        log.info("the model has states: its modules run one by one")
+        return
     is_packed = model.quantized_bytes > 0
     expected = None if given.reads_late else _hidden(model, given, vocab_size)
     model.fuse(given)

@@ -1,7 +1,7 @@
 """A decoder run as a program: replaces the decoder's own forward pass wherever its modules need not be called."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,15 +195,15 @@ class Fusing:
         return self.is_quantized or self.cache_dtype in SCALED_MOST
 
 
-def fuse(model: PreTrainedModel, given: Fusing) -> FusedDecoder | None:
-    """Pack the model's linear modules irreversibly, and replace its decoder by a program where one can be made.
+def fuse(model: PreTrainedModel, given: Fusing, kept: Collection[nn.Module] = ()) -> FusedDecoder | None:
+    """Pack the model's linear modules irreversibly, but those `kept`, and replace its decoder by a program where one can be made.
 
     Returns None if the decoder's structure is not known; its modules are then used, with packed weights.
     """
     gives_back = model.get_memory_footprint() >= _WORTH_DROPPING_BYTES
     pages = CleanFilePages.of_process() if gives_back else CleanFilePages()
     made = _program(model, given, pages)
-    pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of, pages)
+    pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of, pages, kept)
     return made
 
 

@@ -1,6 +1,6 @@
 """Linear modules with packed weights, in place of the plain copy. Their layout: `paged_kernels.weight_packing`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -140,14 +140,15 @@ def pack_all(
     head: nn.Module | None,
     weight_of: WeightOf = plain_weight,
     pages: CleanFilePages = CleanFilePages(),  # noqa: B008  (frozen)
+    kept: Collection[nn.Module] = (),
 ) -> None:
     """Replace every remaining `nn.Linear` by a `PackedLinear`; `head`, which computes logits, becomes a wide one.
 
-    `pages`: of mapped checkpoints; those of packed weights are dropped.
+    `pages`: of mapped checkpoints; those of packed weights are dropped. `kept`: modules that stay as they are.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and kernels.packs(child.weight.dtype, child.in_features):
+            if type(child) is nn.Linear and child not in kept and kernels.packs(child.weight.dtype, child.in_features):
                 weights = packed(kernels, weight_of(child), child.bias)
                 put_in_place(parent, name, PackedLinear(kernels, weights, wide=child is head))
                 pages.drop(child.weight)
