@@ -7,42 +7,21 @@ block is equally large in each and all take their blocks from one pool, as in vL
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
 from block_manager.rules.cache_groups import flat, next_behind
+from block_manager.rules.grouped_ends import GroupedEnds, Rules
 from block_manager.rules.grouped_ledger import GroupedLedger
-from block_manager.rules.pool_rules import PoolRules
-from block_manager.rules.prefix_book import NEVER, TableEnd
+from block_manager.rules.prefix_book import NEVER
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.state_tables import StateTables
 from block_manager.rules.v1_rules import V1PoolRules
 
-Rules = TypeVar("Rules", bound=V1PoolRules)
 
-
-@dataclass(frozen=True, slots=True)
-class GroupedEnd:
-    """The ends of a live sequence's tables, of each group one; all are equally long."""
-
-    of_groups: list[TableEnd]
-    num_state_blocks: int
-
-    @property
-    def num_held(self) -> int:
-        """Blocks of all groups and of states, without null blocks."""
-        return sum(end.num_held for end in self.of_groups) + self.num_state_blocks
-
-    @property
-    def table(self) -> list[int]:
-        """The table of the first group."""
-        return self.of_groups[0].table
-
-
-class GroupedRules(PoolRules, Generic[Rules]):
+class GroupedRules(GroupedEnds[Rules]):
     """The rules of all groups as one: needs are summed, and compared once with the common pool.
 
     A sequence has equally many blocks in each group, null blocks included. Hits, tables and growths are flat: at each
@@ -56,14 +35,12 @@ class GroupedRules(PoolRules, Generic[Rules]):
         """`groups`, `states`: over the same pools and hash chains. `num_ahead_tokens`: see `GroupedLedger`."""
         windows = [rules.window for rules in groups]
         self._ledger = GroupedLedger([rules.ledger for rules in groups], windows, num_ahead_tokens, states)
-        super().__init__(self._ledger, watermark_blocks)
-        self._groups = list(groups)
-        self._states = states
+        super().__init__(self._ledger, groups, states, watermark_blocks)
         self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
-        self._windows = set(self._ledger.windows)
         self._tables = [rules.ledger.tables for rules in groups]
         self._windowed = [rules for rules in groups if rules.has_windows]
         self._first = self._groups[self._whole_first[0]]
+        self._windows = set(self._ledger.windows)
         self.capacity_tokens = self._capacity_tokens()
 
     @classmethod
@@ -105,16 +82,6 @@ class GroupedRules(PoolRules, Generic[Rules]):
         longest, size = self._groups[0].max_model_len, self.ledger.block_size
         lengths = range(0, longest + size, size)
         return lengths[bisect_right(lengths, self._pool.num_usable, key=self.ledger.blocks_for) - 1]
-
-    @property
-    def fast_pool(self) -> Self:
-        """These rules."""
-        return self
-
-    @property
-    def checkpoint_tokens(self) -> int:
-        """See `StateTables.checkpoint_tokens`."""
-        return self._states.checkpoint_tokens
 
     @property
     def has_windows(self) -> bool:
@@ -278,40 +245,6 @@ class GroupedRules(PoolRules, Generic[Rules]):
         self._states.retract(sequence, num_computed_tokens)
         for rules in self._groups:
             rules.retract(sequence, num_computed_tokens)
-
-    # --- one block of each group at a time ------------------------------------------------------------------------------
-
-    def append_blocks(self, ends: Sequence[GroupedEnd]) -> list[list[int]]:
-        """Append one block of each group to each of these tables, in order."""
-        step = len(self._groups)
-        blocks = self._pool.allocate(step * len(ends))
-        added = [blocks[at : at + step] for at in range(0, len(blocks), step)]
-        for end, own in zip(ends, added, strict=True):
-            for one, block in zip(end.of_groups, own, strict=True):
-                one.table.append(block)
-        return added
-
-    def register(self, sequence: CachedSequence, num_tokens: int) -> int:
-        """Register full blocks among the first `num_tokens` tokens in all groups; returns the length at which the next
-        blocks are full.
-        """
-        return min([rules.register(sequence, num_tokens) for rules in self._groups])
-
-    def open_end(self, sequence: CachedSequence) -> GroupedEnd:
-        """The ends of its tables, in which equally many blocks are registered."""
-        ends = [rules.open_end(sequence) for rules in self._groups]
-        assert ends[0].chain is None or len({end.num_registered for end in ends}) == 1
-        return GroupedEnd(ends, self._states.num_blocks)
-
-    def register_blocks(self, ends: Sequence[GroupedEnd], data: bytes) -> None:
-        """Register the next blocks of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
-        hashes = self._first.next_hashes([end.of_groups[0] for end in ends], data)
-        for number, rules in enumerate(self._groups):
-            rules.register_next([end.of_groups[number] for end in ends], hashes)
-
-    def has_unnamed_checkpoint(self, sequence: CachedSequence) -> bool:
-        """See `StateTables.has_unnamed`."""
-        return self._states.has_unnamed(sequence)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 
