@@ -12,7 +12,7 @@ from typing import Any, Self
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import flat, next_behind
+from block_manager.rules.cache_groups import flat, next_behind, num_behind, take_behind
 from block_manager.rules.grouped_ends import GroupedEnds, Rules
 from block_manager.rules.grouped_ledger import GroupedLedger
 from block_manager.rules.prefix_book import NEVER
@@ -38,7 +38,7 @@ class GroupedRules(GroupedEnds[Rules]):
         super().__init__(self._ledger, groups, states, watermark_blocks)
         self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
         self._tables = [rules.ledger.tables for rules in groups]
-        self._windowed = [rules for rules in groups if rules.has_windows]
+        self._windowed = [(tables, window) for tables, window in zip(self._tables, windows, strict=True) if window]
         self._first = self._groups[self._whole_first[0]]
         self._windows = set(self._ledger.windows)
         self.capacity_tokens = self._capacity_tokens()
@@ -225,7 +225,12 @@ class GroupedRules(GroupedEnds[Rules]):
 
     def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
         """See `PoolRules.take_out_of_window`; group by group."""
-        return [block for rules in self._windowed for block in rules.take_out_of_window(sequence, num_tokens)]
+        name, size, blocks = sequence.name, self.ledger.block_size, list[int]()
+        behind = {window: num_behind(num_tokens, window, size) for window in self._windows}
+        for tables, window in self._windowed:
+            if name in tables:
+                blocks += take_behind(tables[name], behind[window])
+        return blocks
 
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on blocks are outside a window that were not at `num_tokens`."""

@@ -11,7 +11,7 @@ from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import NULL, longest_hit, next_behind, num_behind, num_leading
+from block_manager.rules.cache_groups import NULL, longest_hit, next_behind, num_behind, num_leading, take_behind
 from block_manager.rules.pool_rules import PoolRules
 from block_manager.rules.prefix_book import NEVER, PrefixBook, TableEnd
 from block_manager.rules.state_tables import StateTables
@@ -164,12 +164,7 @@ class V1PoolRules(PoolRules):
         if self.window is None:
             return []
         table = self.ledger.tables.get(sequence.name, [])
-        first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
-        while first and table[first - 1] != NULL:
-            first -= 1
-        blocks = table[first:end]
-        table[first:end] = [NULL] * len(blocks)
-        return blocks
+        return take_behind(table, num_behind(num_tokens, self.window, self.ledger.block_size))
 
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on blocks are outside the window that were not at `num_tokens`."""

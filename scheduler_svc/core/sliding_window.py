@@ -10,7 +10,6 @@ from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.outputs import OutputRules
 from scheduler_svc.core.plan import EndedSequence, StepOutcome, StepResult
 from scheduler_svc.core.request import Group
-from scheduler_svc.core.request import Sequence as CoreSequence
 from scheduler_svc.core.state import CoreState
 
 _TICKET = attrgetter("ticket")
@@ -59,17 +58,14 @@ class BehindWindow:
         """Apply the result by the inner rules, then free the blocks before the windows of the finished step."""
         rows = self._rows.due_to_free(result.step)
         outcome = self._inner.apply(flights, result, state)
-        due, lengths = list[CoreSequence](), list[int]()
-        for flight in sorted([*flights, *rows], key=_TICKET) if rows else flights:
-            num_tokens = _num_sure(flight)
-            if num_tokens >= flight.sequence.frees_at and not flight.has_left:
-                due.append(flight.sequence)
-                lengths.append(num_tokens)
+        flights = sorted([*flights, *rows], key=_TICKET) if rows else flights
+        due = [f for f in flights if f.computed_before >= f.sequence.frees_at and not f.has_left]
         if due:
-            self._free(due, lengths)
+            self._free(due)
         return outcome
 
-    def _free(self, sequences: list[CoreSequence], lengths: list[int]) -> None:
+    def _free(self, flights: list[SequenceInFlight]) -> None:
+        sequences, lengths = [flight.sequence for flight in flights], list(map(_num_sure, flights))
         num_freed = self._cache.free_out_of_window(sequences, lengths)
         frees_at = list(map(self._cache.next_out_of_window, lengths))
         for sequence, length in zip(sequences, frees_at, strict=True):

@@ -43,7 +43,7 @@ class FastBlocks:
         return not (keeps or self._cache.has_unnamed_checkpoint(sequence))
 
     def leave_for_checkpoints(self) -> None:
-        """Turn the rows whose next step keeps a checkpoint into objects."""
+        """Turn the rows that keep a checkpoint in their next step into objects."""
         step = self._cache.checkpoint_tokens
         if step and self._rows.members:
             keeping = np.flatnonzero((self._rows.computed + 1) % step == 0)

@@ -39,10 +39,11 @@ class FastInFlight:
 
     def shares(self, groups: dict[int, Group]) -> list[SequenceInFlight]:
         """Shares of these groups, by position in the plan, as objects and in order."""
-        before, tickets = self.computed_before.tolist(), self.tickets.tolist()
+        places = sorted(groups)
+        columns = places, self.computed_before[places].tolist(), self.tickets[places].tolist()
         return [
-            SequenceInFlight(groups[place].sequences[0], 1, before[place], ticket=tickets[place])
-            for place in sorted(groups)
+            SequenceInFlight(groups[place].sequences[0], 1, before, ticket=ticket)
+            for place, before, ticket in zip(*columns, strict=True)
         ]
 
 
@@ -217,8 +218,9 @@ class FastRows:
         if flight is None:
             return []
         here = np.flatnonzero(flight.rows >= 0)
-        due = here[flight.computed_before[here] >= self.frees_at[flight.rows[here]]].tolist()
-        return flight.shares({place: self.members[flight.rows[place]] for place in due} | flight.left)
+        due = here[flight.computed_before[here] >= self.frees_at[flight.rows[here]]]
+        rows = zip(due.tolist(), flight.rows[due].tolist(), strict=True)
+        return flight.shares({place: self.members[row] for place, row in rows} | flight.left)
 
     def freed(self, groups: list[Group], num_freed: list[int], frees_at: list[int]) -> None:
         """Note how many blocks were freed behind windows, and when the next will be, of those groups that are rows."""
