@@ -48,7 +48,10 @@ class PackedMixture(nn.Module):
 def packed_mixture(
     parts: MixtureParts, kernels: MixtureKernels, weight_of: WeightOf, pages: CleanFilePages
 ) -> PackedMixture:
-    """Pack router and experts, whose modules lose their weights; `weight_of` sees the weights of all experts as those of one linear module."""
+    """Pack router and experts, whose modules lose their weights.
+
+    `weight_of`: called with the weights of all experts as one linear module.
+    """
     router = parts.router
     route = Route(Rows.NORMED, kernels.pack(router.weight, getattr(router, "bias", None)), parts.routing)
     gate_up, down = (_experts(parts.experts, name, kernels, weight_of) for name in ("gate_up_proj", "down_proj"))
