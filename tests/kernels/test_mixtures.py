@@ -182,6 +182,21 @@ def test_bits_do_not_depend_on_company(compiled, dtype, bits, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.timeout(120)
+def test_threads_that_come_late(compiled):
+    """More threads than cores: a thread may reach an operator when others route the rows of a later mixture already."""
+    parts, before = Parts(compiled.decoder, torch.float32), torch.get_num_threads()
+    operators = [op for name in ("one", "all", "usual") for op in parts.operators(ROUTINGS.get(name, USUAL), adds=True)]
+    runner, rows = bench(compiled, torch.float32, EXPERTS), random(5, WIDTH)
+    expected = runner.run(operators * 3, rows)
+    torch.set_num_threads(8)
+    try:
+        for _ in range(300):
+            assert torch.equal(runner.run(operators * 3, rows), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_rows_that_are_not_numbers(compiled):
     """A row of NaN or infinities stays alone: experts are chosen for it, others keep their bits."""
     parts, rows = Parts(compiled.decoder, torch.float32), random(6, WIDTH)

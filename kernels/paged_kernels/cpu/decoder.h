@@ -97,13 +97,15 @@ class Decoder {
         rounded_(new char[most_rounded(operators, count, step.tokens)]),
         routes_(new char[most_routes(operators, count, step.tokens)]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
-        first_piece_(new int64_t[count]) {
+        first_piece_(new int64_t[count]), num_shares_(new int64_t[count]) {
     for (int group = 0; group < step.groups; ++group) attentions_.emplace_back(step, group, shape_);
-    for (int i = 0; i < count; ++i)
+    for (int i = 0; i < count; ++i) {
+      num_shares_[i] = is_of_experts(operators[i]) ? 0 : count_shares(operators[i]);
       if (operators[i].kind == REDUCE || operators[i].kind == GATHER) {
         first_piece_[i] = ranks(operators[i])->next;
-        ranks(operators[i])->next += num_shares(operators[i]);
+        ranks(operators[i])->next += num_shares_[i];
       }
+    }
   }
 
   void run() {
@@ -189,7 +191,9 @@ class Decoder {
 
   static int64_t row_shares(int64_t rows) { return (rows + ROWS_A_SHARE - 1) / ROWS_A_SHARE; }
 
-  int64_t num_shares(const QuireOperator& op) const {
+  int64_t num_shares(const QuireOperator& op) const { return num_shares_[&op - operators_]; }
+
+  int64_t count_shares(const QuireOperator& op) const {
     switch (op.kind) {
       case LINEAR: case GATED: case HEAD: case ROUTER: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
       case EXPERT_GATED: case EXPERT_DOWN: return *routes(op).num_blocks * int64_t(shares_across(weights<Plain<E>>(op)));
@@ -205,7 +209,7 @@ class Decoder {
   void perform(const QuireOperator& op, int64_t share, Room& room) const {
     switch (op.kind) {
       case LINEAR: case GATED: case HEAD: case ROUTER: case EXPERT_GATED: case EXPERT_DOWN: return multiply(op, share, room);
-      case GROUP: return routes(op).group();
+      case GROUP: return group(op);
       case ATTEND: return attend_share(op, share, room);
       case CHOOSE: return choose_next(op, share);
       case REDUCE: return reduce(op, share);
@@ -301,6 +305,13 @@ class Decoder {
     routing.choose(found.logits + row * op.experts, found.keys + row * op.experts, found.numbers + row * op.chosen,
                    found.weights + row * op.chosen);
     found.template finish_row<E>(row, op.half != 0);
+  }
+
+  // Counts the shares of the mixture too: a thread that comes late to one must find its own number, not a later mixture's.
+  void group(const QuireOperator& op) const {
+    routes(op).group();
+    for (const auto* next = &op + 1; next < operators_ + count_ && next->kind != GROUP; ++next)
+      if (is_of_experts(*next)) num_shares_[next - operators_] = count_shares(*next);
   }
 
   void mix(const QuireOperator& op, int64_t row) const {
@@ -410,6 +421,7 @@ class Decoder {
   std::unique_ptr<char[]> routes_;   // of the mixture that is computed
   const Shape shape_;
   std::unique_ptr<int64_t[]> first_piece_;  // of each REDUCE and GATHER
+  std::unique_ptr<int64_t[]> num_shares_;   // of each operator
   std::vector<GroupAttention> attentions_;  // of each cache group
 };
 

@@ -39,6 +39,11 @@ class PackedMixture(nn.Module):
         """The packed weights of router and experts."""
         return self.route.router, self.weights.gate_up, self.weights.down
 
+    @property
+    def is_quantized(self) -> bool:
+        """True if the experts' weights are."""
+        return self.weights.gate_up.form.stored != "plain"
+
     def extra_repr(self) -> str:
         """Description for torch's `repr`."""
         routing = self.route.routing
