@@ -97,8 +97,11 @@ def measure(
 ) -> dict[int, dict[str, float]]:
     """Output tokens per second by number of streams and way. `lengths`: of prompts and outputs. A first round warms up."""
     path, (prompt, output) = made(name), lengths
-    blocks = max(streams) * -(-(prompt + output + 1) // _BLOCK) + 8
-    sizes = {"dtype": dtype, "num_gpu_blocks_override": blocks, "max_num_seqs": max(streams)}
+    length = prompt + output + 1
+    blocks = max(streams) * -(-length // _BLOCK)
+    sizes = {
+        "dtype": dtype, "num_gpu_blocks_override": blocks, "max_num_seqs": max(streams), "max_model_len": length,
+    }  # fmt: skip
     ways = {way: LLM(model=path, enable_prefix_caching=False, **sizes, **options) for way, options in WAYS.items()}
     found: dict[int, dict[str, float]] = {count: {} for count in streams}
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
@@ -124,7 +127,7 @@ def main(
     model: Annotated[str, typer.Option(help=", ".join(SHAPES))] = "bench-moe-850m",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     streams: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,8,32",
-    prompt: Annotated[int, typer.Option(help="Tokens.", min=1)] = 16,
+    prompt: Annotated[int, typer.Option(help="Tokens.", min=1)] = 4,
     output: Annotated[int, typer.Option(help="Tokens.", min=2)] = 32,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
