@@ -39,7 +39,7 @@ class Rows(IntEnum):
     SHARED = 6
     """Results of an expert that all rows have."""
     SHARED_GATE = 7
-    """One element, whose sigmoid is the weight of SHARED."""
+    """One element: its sigmoid is the weight of SHARED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +496,7 @@ class DecoderKernels(Protocol):
 
 @runtime_checkable
 class MixtureKernels(DecoderKernels, Protocol):
-    """`DecoderKernels` whose programs may contain `Route`, `Experts` and `Mix`."""
+    """`DecoderKernels` for programs that may contain `Route`, `Experts` and `Mix`."""
 
     def mixture(
         self,

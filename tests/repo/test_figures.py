@@ -17,12 +17,12 @@ LIMITS = {
     "folders_over_20_files": (0, 0),
     "files_under_60_lines": (124, 100),
     "repeated_class_names": (0, 0),
-    "pronouns": (18, 18),
+    "pronouns": (17, 17),
     "dead_pointers": (0, 0),
     "requirement_numbers_in_product": (0, 0),
     "upward_imports": (20, 0),
-    "product_lines": (88_720, 55_000),
-    "serving_lines": (72_260, 45_000),
+    "product_lines": (89_310, 55_000),
+    "serving_lines": (72_870, 45_000),
 }
 
 

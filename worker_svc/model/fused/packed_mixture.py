@@ -5,7 +5,8 @@ from torch import nn
 
 from paged_kernels.decoder import DecoderKernels, ExpertWeights, MixtureKernels, PackedWeights, Route, Rows
 from paged_kernels.host_memory import CleanFilePages
-from worker_svc.model.fused.mixture_parts import ExpertParts, MixtureParts, mixture_parts
+from worker_svc.model.fused.gated_part import ExpertParts
+from worker_svc.model.fused.mixture_parts import MixtureParts, mixture_parts
 from worker_svc.model.fused.packed_linear import WeightOf, packed, plain_weight
 
 
@@ -53,7 +54,7 @@ class PackedMixture(nn.Module):
 def packed_mixture(
     parts: MixtureParts, kernels: MixtureKernels, weight_of: WeightOf, pages: CleanFilePages
 ) -> PackedMixture:
-    """Pack router and experts, whose modules lose their weights.
+    """Pack router and experts; their modules lose the weights.
 
     `weight_of`: called with the weights of all experts as one linear module.
     """
