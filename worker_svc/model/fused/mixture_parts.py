@@ -56,7 +56,7 @@ def mixture_parts(module: nn.Module) -> MixtureParts | None:
 def _mixture(module: nn.Module) -> MixtureParts | None:
     children = dict(module.named_children())
     experts = expert_parts(children.pop("experts", None))
-    if experts is None or any(True for _ in module.parameters(recurse=False)):
+    if experts is None or _has_hooks(module) or any(True for _ in module.parameters(recurse=False)):
         return None
     router = children.pop("gate", None) or children.pop("router", None)
     routing = None if router is None else _routing(router)
