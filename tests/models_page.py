@@ -100,10 +100,13 @@ _NOTES = """\
   audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
-* **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
-  invariance contract is therefore off for these models on processors where products depend on the number of rows; the worker logs
-  it. Tokens equal those of `generate` within rounding. [Several ranks](scale-out.md#mixtures-of-experts) divide the experts of
-  Mixtral, Qwen2-MoE and Qwen3-MoE.
+* **Mixtures of experts.** On a CPU, experts of models in the form of Mixtral, Qwen2-MoE, Qwen3-MoE, GLM-4.5 and DeepSeek V3
+  are [packed](performance.md#how-it-works-on-a-cpu), rounded by `--quantization` too, and keep the invariance contract;
+  packed files are not kept of rounded experts. Other mixtures (Phi-3.5-MoE, gpt-oss, Llama 4, or with `--no-fuse`), and the
+  parts of several ranks, run on the modules of `transformers`: there the last bits of logits may depend on the batch, so the
+  contract is off on processors where products depend on the number of rows; the worker logs it. Tokens equal those of
+  `generate` within rounding. [Several ranks](scale-out.md#mixtures-of-experts) divide the experts of Mixtral, Qwen2-MoE
+  and Qwen3-MoE.
 * **Embeddings.** They are pooled from the last hidden states of any model: the mean over the prompt's tokens, or the last
   token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
 * **KV cache.** `--kv-cache-dtype` is one of {dtypes}.
