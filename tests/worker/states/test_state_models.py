@@ -17,8 +17,8 @@ from tests.support.worker.adapter_folders import Oracle, make_adapter
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine, new_engine, state_ids_of
 from tests.support.worker.generated import Generated, greedy, last_hidden, reference_model
 from tests.worker.families.outcomes import EQUAL
-from tests.worker.families.trial import tried
 from tests.worker.families.tiny_checkpoints import state_checkpoint
+from tests.worker.families.trial import tried
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model.architecture import check_one_rank
 from worker_svc.model.checkpoint import model_class, open_checkpoint
