@@ -24,7 +24,7 @@ def tight_for_states(path: Path) -> tuple[str, ...]:
 
 
 def cases() -> dict[str, Case]:
-    """The requests of `kill_requests` with prompts of ids, for a vocabulary of bytes: outputs with a schema need more tokens."""
+    """The requests of `kill_requests` with prompts of ids. The vocabulary has one byte per token, so a schema needs more tokens."""
     draw, found = Random(4), kill_requests.cases()
     found["schema"] = replace(found["schema"], params=replace(found["schema"].params, max_tokens=160))
     return {

@@ -22,6 +22,7 @@ from tests.support.services.harness import Output, Stack, run_async, stack
 from tests.support.worker.driver import BLOCK_SIZE, new_engine
 from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
+from worker_svc.executor.model_engine import ModelEngine
 
 _LONG, _SHORT = 100, 50
 _NUM_BLOCKS, _NUM_BLOCKS_OF_GROUPS = 26, 52
@@ -146,6 +147,18 @@ async def run_all(s: Stack, wanted: list[Ask]) -> list[Output]:
     return list(await asyncio.gather(*(s.gateway.end_of(handle) for handle in handles)))
 
 
+def poisoned(engine: ModelEngine) -> ModelEngine:
+    """The same with NaN in blocks that nothing was written to."""
+    inner = engine.allocate
+
+    def allocate(num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        inner(num_gpu_blocks, num_cpu_blocks)
+        engine.cache.device_pool.fill_(float("nan"))
+
+    engine.allocate = allocate
+    return engine
+
+
 def num_blocks(family: Family, serving: Serving) -> int:
     """Few enough that sequences are preempted."""
     if family.num_state_blocks:
@@ -165,7 +178,7 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
         "checkpoint_tokens": 2 * BLOCK_SIZE if family.num_state_blocks else 0,
     }
     async with stack(
-        make_engine=lambda _: new_engine(family.path, **settings),
+        make_engine=lambda _: poisoned(new_engine(family.path, **settings)),
         policy=serving.policy,
         policy_set=serving.keys,
         max_num_seqs=16,
