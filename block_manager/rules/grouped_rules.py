@@ -55,11 +55,12 @@ class GroupedRules(GroupedEnds[Rules]):
         watermark_blocks: int | None = None,
         num_state_blocks: int = 0,
         checkpoint_tokens: int = 0,
+        keeps_unknown: bool = False,
         **values: Any,
     ) -> Self:
         """Rules over new ledgers. `windows`: of each group in tokens, None = the whole sequence; `values`: those of V1's
         rules. `num_gpu_blocks` includes the null block, and so does `num_cpu_blocks` if there is a window.
-        `num_state_blocks`, `checkpoint_tokens`: see `StateTables`.
+        `num_state_blocks`, `checkpoint_tokens`, `keeps_unknown`: see `StateTables`.
         """
         cpu = BlockPool(num_cpu_blocks, num_reserved=int(any(windows)))
         gpu = BlockPool(num_gpu_blocks, num_reserved=1)
@@ -68,7 +69,9 @@ class GroupedRules(GroupedEnds[Rules]):
             cls._group(Ledger(block_size, gpu, cpu), window=window, group=number, **values)
             for number, window in enumerate(windows)
         ]
-        states = groups[0].states_beside(Ledger(block_size, gpu, cpu), num_state_blocks, checkpoint_tokens)
+        states = groups[0].states_beside(
+            Ledger(block_size, gpu, cpu), num_state_blocks, checkpoint_tokens, keeps_unknown=keeps_unknown
+        )
         watermark = cls._watermark(watermark_blocks, num_gpu_blocks)
         return cls(groups, states, num_ahead_tokens=num_ahead_tokens, watermark_blocks=watermark)
 

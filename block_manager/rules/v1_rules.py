@@ -184,9 +184,11 @@ class V1PoolRules(PoolRules):
         if sequence.name in self.ledger.tables:
             self._prefixes.retract(sequence, num_computed_tokens)
 
-    def states_beside(self, ledger: Ledger, num_blocks: int, checkpoint_tokens: int) -> StateTables:
+    def states_beside(
+        self, ledger: Ledger, num_blocks: int, checkpoint_tokens: int, *, keeps_unknown: bool
+    ) -> StateTables:
         """Tables of states, with checkpoints by these rules' hashes; see `StateTables`."""
-        return StateTables(ledger, num_blocks, checkpoint_tokens, self._prefixes)
+        return StateTables(ledger, num_blocks, checkpoint_tokens, self._prefixes, keeps_unknown=keeps_unknown)
 
     # --- a sequence ends --------------------------------------------------------------------------------------------
 

@@ -246,12 +246,7 @@ class Scheduler:
         self._shared.is_warming_up = on
 
     def put_drafts(self, drafts: dict[str, list[int]]) -> None:
-        """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored.
-
-        InvalidArgument for a model with states, which cannot take back a token.
-        """
-        if drafts and self.limits.num_state_blocks:
-            raise InvalidArgument.field("drafts", "must be empty: the model has states, which cannot take back a token")
+        """Set draft tokens, by sequence name; the next step verifies them. Unknown or finished sequences are ignored."""
         for name, tokens in drafts.items():
             if (sequence := self._find(name)) is not None:
                 sequence.draft_token_ids = list(tokens)

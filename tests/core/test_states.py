@@ -265,14 +265,25 @@ def test_policies_of_v0_are_refused(policy: str) -> None:
             presets.build(policy, limits, cache="quire")
 
 
-def test_draft_tokens_and_prefilled_requests_are_refused() -> None:
-    """States cannot take back a token, and are not in blocks of KV."""
-    with pytest.raises(ConfigError, match="num_spec_tokens=1: must be 0"):
-        presets.build("quire", LIMITS, num_spec_tokens=1)
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_no_checkpoint_ends_with_tokens_that_may_be_drafts(num_drafts: int) -> None:
+    """Without drafts a checkpoint may end with a token that a step in flight generates; that of the prompt is kept always."""
+    core = presets.build("quire", LIMITS, num_spec_tokens=num_drafts, batch_queue=2)
+    core.add(make_request("a", 21, 30))
+    kept, in_flight = [], []
+    while core.has_unfinished:
+        for plan in core.schedule(0.0):
+            in_flight += [] if plan.is_empty else [plan]
+            kept += [keep.num_tokens for keep in plan.states.to_keep] if plan.states else []
+        if len(in_flight) == 2 or plan.is_empty:
+            core.update(answer(in_flight.pop(0)))
+    assert kept == ([16, 8, 20] if num_drafts else [16, 8, 20, 24, 32, 40, 48])
+    assert core.check_integrity() == [] and core.pool_report().refs == {}
+
+
+def test_prefilled_requests_are_refused() -> None:
+    """States are not in blocks of KV."""
     core = presets.build("vllm-v1", LIMITS)
-    core.add(make_request("a", 9, 5))
-    with pytest.raises(InvalidArgument, match="drafts: must be empty"):
-        core.put_drafts({"a/0": [3]})
     with pytest.raises(InvalidArgument, match="committed: cannot be taken over"):
         core.add_prefilled(Request("b", [1, 2, 3], StopRules(max_tokens=4), 0.0, committed=[4]))
 

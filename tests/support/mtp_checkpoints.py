@@ -22,6 +22,10 @@ QWEN3_NEXT = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": HIDDEN,
     "shared_expert_intermediate_size": HIDDEN,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
     "tie_word_embeddings": False,
 }
 
@@ -55,9 +59,10 @@ def make_mtp_checkpoint(family: str, path: Path, seed: int = 0, **fields: object
     return _with_head(config, path, seed, {name: f"model.layers.{LAYERS}.{name}" for name in (*PARTS, *SHARED)})
 
 
-def make_qwen3_next(path: Path, seed: int = 0) -> Path:
-    """A checkpoint with Qwen3-Next's names of the head, of which all layers have attention."""
-    config = QWEN3_NEXT | {"num_hidden_layers": LAYERS, "layer_types": ["full_attention"] * LAYERS}
+def make_qwen3_next(path: Path, seed: int = 0, *, first: str = "full_attention") -> Path:
+    """A checkpoint with Qwen3-Next's names of the head. `first`: type of the layers before the last one, which has attention."""
+    layer_types = [first] * (LAYERS - 1) + ["full_attention"]
+    config = QWEN3_NEXT | {"num_hidden_layers": LAYERS, "layer_types": layer_types}
     made = _with_head(config, path, seed, {name: f"mtp.{of_qwen}" for name, of_qwen in OF_QWEN.items()})
     return _renamed(made, {f"model.layers.{LAYERS}.": "mtp.layers.0."})
 

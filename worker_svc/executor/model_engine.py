@@ -193,7 +193,19 @@ class ModelEngine:
             recorded=recorded,
             stages=self._connected_stages(loaded),
             drafts=drafts,
+            **self._drafts_that_fit(loaded),
         )
+
+    def _drafts_that_fit(self, loaded: LoadedModel) -> dict[str, int]:
+        """Limit of draft tokens in a step of a model with states: half of the memory that is free takes their states."""
+        if not loaded.model.draft_bytes:
+            return {}
+        most = self._device.free_bytes() // (2 * loaded.model.draft_bytes)
+        log.info(
+            "a step can have up to %d draft tokens, each of which takes %s for states",
+            *(most, memory.size_text(loaded.model.draft_bytes)),
+        )
+        return {"most_drafts": min(most, 2**30)}
 
     def _connected_stages(self, loaded: LoadedModel) -> StageDraws | None:
         connected = self._ranks.connect_stages()

@@ -44,6 +44,7 @@ from worker_svc.sampling.token_masks import NoMasks, TokenMasks
 
 Timings = worker_pb2.StepTimings
 _NO_ROWS = np.zeros(0, np.int32)
+_ANY_NUMBER = 2**30
 
 
 class StepRunner:
@@ -68,12 +69,17 @@ class StepRunner:
         recorded: RecordedSteps | None = None,
         stages: StageDraws | None = None,
         drafts: BoundDrafts | None = None,
+        most_drafts: int = _ANY_NUMBER,
     ) -> None:
-        """`stages`: of a pipeline; None = the whole model is here. `drafts`: what proposes in place of `proposer`."""
+        """`stages`: of a pipeline; None = the whole model is here. `drafts`: what proposes in place of `proposer`.
+
+        `most_drafts`: draft tokens in a step, of all rows.
+        """
         device = cache.device_pool.device
         self._model, self._cache, self._rows = model, cache, rows
         self._queue = queue
         self._sampler = RowSampler(rows, masks or NoMasks(), self._queue, draws, greedy)
+        self._most_drafts = most_drafts
         self._pools = pooling.PoolingSums(model.hidden_size, device)
         kept = None if recorded is None else recorded.kept
         self._last_tokens = LastTokens(device, None if kept is None else kept.token_ids)
@@ -173,6 +179,7 @@ class StepRunner:
         begin_ns = clock.monotonic_ns()
         rows = batch.rows[batch.num_drafts > 0]
         counts = batch.num_drafts[batch.num_drafts > 0]
+        counts = np.clip(self._most_drafts - (np.cumsum(counts) - counts), 0, counts)
         known = [self._rows.token_ids[row, : self._rows.num_known[row]] for row in rows.tolist()]
         asks = [DraftAsk(*ask) for ask in zip(rows.tolist(), known, counts.tolist(), strict=True)]
         drafts = self._proposer.propose(asks)
@@ -307,9 +314,16 @@ class StepRunner:
         """Commit the drawn tokens to the rows and advance their sampler state."""
         plan, settled = flight.plan, came.settled
         self._rows.commit(flight.batch, came.token_ids, settled.flags == 0, settled.counts)
+        self._settle_states(flight.batch)
         if len(came.failed):
             self._rows.fail(came.failed)
         self._sampler.accept(plan.rows, plan.lengths[plan.first_places], self._rows.num_known[plan.rows])
+
+    def _settle_states(self, batch: StepBatch) -> None:
+        """Give up what states took in of draft tokens that were rejected, before anything else reads these states."""
+        if batch.num_drafts.any():
+            rows = batch.rows[batch.num_drafts > 0]
+            self._model.settle_states(rows, self._rows.num_computed[rows], self._rows.state_blocks[rows])
 
     def _keep(self, flight: StepInFlight, promise: Promise, came: Landed) -> None:
         """Commit the drawn tokens of rows that advanced at launch."""
@@ -339,6 +353,7 @@ class StepRunner:
         """Abandon a batch that failed to compute. Its checkpoints may hold others, which no later step must take for them."""
         self._model.drop_states(batch.changes.states.keep.block_ids)
         self._rows.void(batch)
+        self._settle_states(batch)
         self._pools.forget(batch.rows)
 
 

@@ -165,6 +165,17 @@ class RowModel:
         if self._states is not None and len(blocks):
             self._states.drop(blocks)
 
+    @torch.inference_mode()
+    def settle_states(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32], blocks: NDArray[np.int32]) -> None:
+        """See SequenceStates.settle; call it after each step with draft tokens. No-op without states."""
+        if self._states is not None:
+            self._states.settle(rows, num_tokens, blocks)
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes that each draft token of a step takes until it is accepted or rejected."""
+        return 0 if self._states is None else self._states.num_bytes
+
     def _within(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
         return self.adapter_layers.within(places)
 

@@ -133,18 +133,13 @@ def check_room(table: RowColumns, batch: StepBatch, step: StepChanges) -> None:
 
 def with_checked_states(table: RowColumns, batch: StepBatch, step: StepChanges) -> StepBatch:
     """The batch with the places of states that are in force; see `check_states`."""
-    if table.limits.num_state_blocks and batch.num_drafts.any():
-        row = int(batch.rows[batch.num_drafts > 0][0])
-        raise InvalidArgument.field(
-            "changed.num_draft_tokens", f"row {row}: states take in no draft tokens, which may be rejected; plan none"
-        )
     if step.states is NO_STATES:
         return batch
     failed = np.flatnonzero(table.failed)
     if step.added is not None:
         failed = np.setdiff1d(failed, step.added.rows)
     _check_kept_apart(table, step)
-    found = check_states(step.states, batch.rows, batch.starts, batch.counts, failed)
+    found = check_states(step.states, batch.rows, batch.starts, batch.counts - batch.num_drafts, failed)
     return replace(batch, changes=replace(step, states=found))
 
 

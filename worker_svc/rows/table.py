@@ -18,7 +18,7 @@ from worker_svc.rows.batch import BoolArray, IntArray, PackedTokens, Promise, Ro
 from worker_svc.rows.changes import ChangeLimits, StepChanges, read_step
 from worker_svc.rows.columns import RowColumns, runs_after
 from worker_svc.rows.options import Guard
-from worker_svc.rows.states import RowStates
+from worker_svc.rows.states import RowStates, StateEnds
 
 __all__ = ["ChangeLimits", "PackedTokens", "Promise", "RowState", "RowTable", "RowWork", "StepBatch"]
 
@@ -220,7 +220,9 @@ class RowTable(RowColumns):
     def _states(self, batch: StepBatch) -> RowStates | None:
         if not self.limits.num_state_blocks:
             return None
-        return RowStates.of(batch.rows, batch.starts, self.state_blocks[batch.rows], batch.changes.states)
+        sure = batch.starts + batch.counts - batch.num_drafts
+        ends = StateEnds(*runs_after(np.arange(len(batch.rows), dtype=np.int32), sure, batch.num_drafts))
+        return RowStates.of(batch.rows, batch.starts, self.state_blocks[batch.rows], batch.changes.states, ends)
 
     def _unread(self, batch: StepBatch, rows: IntArray, positions: IntArray) -> NDArray[np.int64] | None:
         """Indices of tokens that the host does not know. A row computes at most one: the token it drew last."""

@@ -54,6 +54,7 @@ def _of_groups(spec: PolicySpec, limits: CoreLimits) -> dict[str, Any]:
         "num_ahead_tokens": _num_ahead_tokens(spec, limits),
         "num_state_blocks": limits.num_state_blocks,
         "checkpoint_tokens": limits.checkpoint_tokens,
+        "keeps_unknown": spec.has("placeholders") and not spec.num_spec_tokens,
     }
 
 

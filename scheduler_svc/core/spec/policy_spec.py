@@ -188,8 +188,6 @@ class PolicySpec(TaskKnobs):
             raise _bad(
                 self, "phases", f"schedules tokens that are cached already, and {what}; use policy quire or vllm-v1"
             )
-        if self.num_spec_tokens:
-            raise _bad(self, "num_spec_tokens", f"must be 0: draft tokens are taken back, and {what}")
 
     def frees_behind_window(self, *, prefix_caching: bool) -> bool:
         """True if the cache rules support a sliding window: those of v0 do not together with prefix caching."""

@@ -251,8 +251,7 @@ class Life:
 
     def guess(self, rng: random.Random) -> None:
         """Drafts for sequences that decode, where the policy takes them from outside."""
-        limits, progress = self.setting.limits, self.setting.spec.progress
-        if progress != "at_schedule" or self._underway or limits.num_state_blocks:
+        if self.setting.spec.progress != "at_schedule" or self._underway:
             return
         drafts = {}
         for group in [group for state in self.core.states for group in state.running]:

@@ -106,7 +106,7 @@ def with_states(setting: Setting, rng: random.Random) -> Setting:
         num_state_blocks=num_states,
         checkpoint_tokens=limits.block_size * rng.choice([1, 1, 2, 3]),
     )
-    return Setting(replace(spec, sliding_window=None, num_spec_tokens=0), with_them)
+    return Setting(replace(spec, sliding_window=None), with_them)
 
 
 def _num_blocks(size: int, model_len: int, rng: random.Random) -> int:

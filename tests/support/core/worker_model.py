@@ -117,8 +117,6 @@ class WorkerModel:
             self._recall(entry, requests[entry.request_id])
             if not fails:
                 self._compute(entry, seeds[entry.request_id])
-        if begun and not fails:
-            self._end(plan, entries, begun)
         if fails and entries:
             self._failed.add(plan.step)
         else:
@@ -127,6 +125,8 @@ class WorkerModel:
                 if entry.samples:
                     _sample(entry, requests[entry.request_id], seeds[entry.request_id], result)
                     self._reject(entry, result)
+        if begun and not fails:
+            self._end(plan, entries, begun, result)
         return result
 
     def _settled(self, entry: ScheduledSequence) -> ScheduledSequence:
@@ -225,7 +225,6 @@ class WorkerModel:
         self._check_apart(plan)
         found = {}
         for entry in entries:
-            assert not entry.num_drafts
             self._recall(entry, requests[entry.request_id])
             read, start = reads.get(entry.name), entry.computed_before
             assert read is None or read.num_tokens == start > 0
@@ -256,10 +255,17 @@ class WorkerModel:
             used += [self._place(entry.name, position, group)[0] for position in places]
         return used
 
-    def _end(self, plan: StepPlan, entries: list[ScheduledSequence], begun: dict[str, bool]) -> None:
-        """The states after the step, and the checkpoints taken during it."""
-        reach = {entry.name: (entry.computed_before, entry.computed_before + entry.num_tokens) for entry in entries}
-        written = [(e.name, reach[e.name][1], self.held[e.name][: self._num_states]) for e in entries]
+    def _end(
+        self, plan: StepPlan, entries: list[ScheduledSequence], begun: dict[str, bool], result: StepResult
+    ) -> None:
+        """The states after the step's tokens without rejected drafts, and the checkpoints taken during it, none behind a draft."""
+        reach = {e.name: (e.computed_before, e.computed_before + e.num_tokens - e.num_drafts) for e in entries}
+        written = []
+        for entry in entries:
+            end, right = reach[entry.name][1], result.tokens.get(entry.name, [])[:-1]
+            if right:
+                self._streams[entry.name].set_tokens(end, right)
+            written.append((entry.name, end + len(right), self.held[entry.name][: self._num_states]))
         for name, num_tokens, blocks in _states_of(plan).to_keep:
             assert reach[name][0] < num_tokens <= reach[name][1]
             written.append((name, num_tokens, list(blocks)))

@@ -84,10 +84,11 @@ class Row:
 
 @dataclass
 class Step:
-    """One step in the making."""
+    """One step in the making. `drafts`: by row index, of `changed`."""
 
     added: list[tuple[Row, int]] = field(default_factory=list)
     changed: list[tuple[Row, int, list[int]]] = field(default_factory=list)
+    drafts: dict[int, int] = field(default_factory=dict)
     removed: list[int] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
@@ -171,11 +172,13 @@ class Driver:
         self.logprobs.setdefault(name, [])
         return row
 
-    def compute(self, name: str, num_tokens: int | None = None, *, room: int = 0) -> None:
-        """A row's share of this step: the next `num_tokens` (None = all known ones); `room`: see `add`."""
+    def compute(self, name: str, num_tokens: int | None = None, *, room: int = 0, drafts: int = 0) -> None:
+        """A row's share of this step: the next `num_tokens` (None = all known ones), then `drafts`; `room`: see `add`."""
         row = self.rows[name]
-        new = self._grow(row, len(row.token_ids) + room)
-        self.step.changed.append((row, len(row.token_ids) - row.computed if num_tokens is None else num_tokens, new))
+        new = self._grow(row, len(row.token_ids) + room + drafts)
+        count = len(row.token_ids) - row.computed if num_tokens is None else num_tokens
+        self.step.changed.append((row, count + drafts, new))
+        self.step.drafts[row.index] = drafts
 
     def pause(self, name: str) -> None:
         """The row computes nothing in this step."""
@@ -201,7 +204,9 @@ class Driver:
     def run(self, num_decode_steps: int = 1) -> worker_pb2.WorkerOutputs:
         """Runs the step; the rows' counts follow by the rule of worker.proto."""
         self._step_id += 1
-        share = {row.index: n for row, n in self.step.added} | {row.index: n for row, n, _ in self.step.changed}
+        share = {row.index: n for row, n in self.step.added} | {
+            row.index: n - self.step.drafts.get(row.index, 0) for row, n, _ in self.step.changed
+        }
         message = self._message(num_decode_steps)
         seen: list[torch.Tensor] = []
         runner = self.engine._runner
@@ -242,6 +247,7 @@ class Driver:
                     num_tokens=pack([n for _, n, _ in step.changed]),
                     num_new_blocks=pack([len(self.ids(new)) for _, _, new in step.changed]),
                     new_block_ids=pack([block for _, _, new in step.changed for block in self.ids(new)]),
+                    num_draft_tokens=pack([step.drafts.get(row.index, 0) for row, _, _ in step.changed]),
                 )
             )
         return message

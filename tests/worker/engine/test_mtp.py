@@ -85,14 +85,21 @@ def head_of(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> tuple[Model
 
 
 DEEPSEEK = {part: f"model.layers.{LAYERS}.{part}" for part in PARTS}
+QWEN = {part: f"mtp.{name}" for part, name in OF_QWEN.items()}
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_next"])
 def test_logits_are_those_of_the_formulas(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt in chunks, then two steps: two draft tokens, of which the second has the head's own state."""
-    path = make_mtp_checkpoint(family, tmp_path / "model")
-    dense = DenseHead(path, DEEPSEEK, {})
+    """A prompt in chunks, then two steps: two draft tokens, of which the second has the head's own state. Qwen3-Next's model has
+    states of sequences too.
+    """
+    if family == "qwen3_next":
+        path = make_qwen3_next(tmp_path / "model", first="linear_attention")
+        dense = DenseHead(path, QWEN, {"mtp.layers.0.": ""})
+    else:
+        path = make_mtp_checkpoint(family, tmp_path / "model")
+        dense = DenseHead(path, DEEPSEEK, {})
     engine = make_engine(path, dtype="float32", drafts="mtp")
     engine.profile(64, 8)  # in a cache of its own, while hidden states would be kept
     engine.allocate(160, 40)

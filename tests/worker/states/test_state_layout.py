@@ -8,7 +8,7 @@ from svc_common.errors import InvalidArgument
 from worker_svc.model.decoder.module_states import StateKey
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
 from worker_svc.model.states.layout import HEADER_BYTES, StateShape, default_checkpoint_tokens, layout_of
-from worker_svc.rows.states import RowStates, StateBlocks
+from worker_svc.rows.states import RowStates, StateBlocks, StateEnds
 
 
 def states(layer: int, *sizes: int) -> tuple[StateShape, ...]:
@@ -60,9 +60,13 @@ def test_a_checkpoint_takes_no_more_than_its_tokens() -> None:
 
 
 def work(
-    *rows: tuple[int, int], reads: dict[int, int] | None = None, keeps: tuple[tuple[int, int, int], ...] = ()
+    *rows: tuple[int, int],
+    reads: dict[int, int] | None = None,
+    keeps: tuple[tuple[int, int, int], ...] = (),
+    ends: tuple[tuple[int, int], ...] = (),
 ) -> PassStates:
-    """Rows (start, count), with the states of row i in block 10 + i; row: block to read; (row, tokens, block to keep)."""
+    """Rows (start, count), with the states of row i in block 10 + i; row: block to read; (row, tokens, block to keep); (row,
+    tokens after which it may end)."""
     own = np.arange(10, 10 + len(rows), dtype=np.int32)[:, None]
     before = own.copy()
     for row, block in (reads or {}).items():
@@ -71,7 +75,12 @@ def work(
     starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     of = RowStates(
-        np.arange(len(rows), dtype=np.int32), own, before, starts, StateBlocks(kept[:, 0], kept[:, 1], kept[:, 2:])
+        np.arange(len(rows), dtype=np.int32),
+        own,
+        before,
+        starts,
+        StateBlocks(kept[:, 0], kept[:, 1], kept[:, 2:]),
+        StateEnds(*np.array(ends, np.int32).reshape(-1, 2).T),
     )
     return PassStates(of, starts, offsets)
 
@@ -86,6 +95,18 @@ def made(
     given: PassStates, *, continues: bool = True, most: int = 99
 ) -> list[tuple[list[list[int]], list[int] | None, list[int]]]:
     return [plain(batch) for batch in batches_of(given, continues=continues, most=most)]
+
+
+def test_rows_are_cut_where_they_may_end() -> None:
+    """After known tokens and each draft token but the last; rows without drafts run beside the first part."""
+    found = batches_of(work((7, 3), (9, 1), (4, 4), ends=((0, 8), (0, 9), (2, 6), (2, 7))), continues=True, most=9)
+    assert [(batch.places.tolist(), batch.open_ends.tolist()) for batch in found] == [
+        ([[0], [3]], [0]),
+        ([[4, 5]], [0]),
+        ([[1], [6]], [0, 1]),
+        ([[2], [7]], []),
+    ]
+    assert [batch.ends.tolist() for batch in found] == [[8, 10], [6], [9, 7], [10, 8]]
 
 
 def test_decoding_rows_are_one_batch() -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
-from svc_common.errors import ConfigError, FailedPrecondition, InvalidArgument
+from svc_common.errors import ConfigError, FailedPrecondition
 from tests.support.checkpoints import STATE_FAMILIES
 from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.adapter_folders import Oracle, make_adapter
@@ -158,18 +158,6 @@ def test_what_the_guard_does_on_a_device(world, monkeypatch):
     for _ in range(NUM_TOKENS - 1):
         driver.run()
     world.expected.check(driver.tokens["beside"], driver.logprobs["beside"])
-
-
-def test_draft_tokens_are_refused(world):
-    """States cannot give back a rejected token."""
-    driver = Driver(world.engine)
-    driver.add("row", world.prompt, room=8)
-    driver.run()
-    driver.compute("row", 2)
-    message = driver._message(1)
-    message.changed.num_draft_tokens = (1).to_bytes(4, "little")
-    with pytest.raises(InvalidArgument, match="states take in no draft tokens"):
-        world.engine.execute(message)
 
 
 @ON_THE_HOST

@@ -128,10 +128,22 @@ def _model(
         raise ConfigError(
             f"--draft-model: {error.message.replace('--model ', '')}", reason=error.reason, metadata=error.metadata
         ) from error
+    _check_states(draft.model, f"--draft-model {settings.draft_model} has")
     _check_vocabulary(settings, draft, loaded)
     _check_window("model", draft.limits.sliding_window, loaded)
     pool = PoolShape(draft.shape, draft.groups.num_layers, draft.cache_dtype)
     return DraftModel(draft.model, (pool,), draft.model.weight_bytes)
+
+
+def _check_states(model: RowModel, owner: str) -> None:
+    """Raise ConfigError for a draft model with states: it takes in its proposals, and would have to give them back."""
+    if model.state_modules:
+        kinds = ", ".join(sorted({each.name for each in model.state_modules}))
+        raise ConfigError(
+            f"{owner} layers with states of sequences ({kinds}), from which rejected draft tokens are not taken back: use a draft "
+            "model that has attention only, or --drafts ngram",
+            reason="DRAFTS_UNSUPPORTED",
+        )
 
 
 def _check_vocabulary(settings: WorkerSettings, draft: LoadedModel, loaded: LoadedModel) -> None:
@@ -176,6 +188,7 @@ def _head(settings: WorkerSettings, loaded: LoadedModel, device: Device) -> Draf
     shared = {parameter.data_ptr() for end in loaded.model.ends for parameter in end.parameters()}
     weight_bytes = sum(each.nbytes for each in made.parameters() if each.data_ptr() not in shared)
     calls = model.probe(loaded.limits.max_model_len)
+    _check_states(model, "--drafts mtp: the model's MTP head has")
     shapes = architecture.check_calls(
         made, config, calls, range(1), block_size=settings.block_size, max_model_len=loaded.limits.max_model_len
     )

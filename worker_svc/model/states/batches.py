@@ -1,7 +1,8 @@
 """Divides the tokens of a forward pass into what state layers run: batches of equally many tokens of several sequences.
 
-A sequence's tokens are cut where a checkpoint is kept. What continues another part of the same pass runs after it: a row behind
-its checkpoint, and a row that begins with a checkpoint which another one keeps.
+A sequence's tokens are cut where a checkpoint is kept, and where it may end because its draft tokens are wrong. What continues
+another part of the same pass runs after it: a row behind its checkpoint, and a row that begins with a checkpoint which another
+one keeps.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc_common.errors import InvalidArgument
-from worker_svc.rows.states import RowStates
+from worker_svc.rows.states import RowStateBlocks, RowStates, StateEnds
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -35,7 +36,7 @@ class SequenceBatch:
 
     `places` [B, t]: of the tokens in the packed row. `sources` [B, blocks]: of the states before; None = all are at token 0.
     `begins`, `ends` [B]: tokens taken in before and after. `rows` [B]: row indexes, for errors. The states after them go to
-    `targets` [W, blocks], those of sequence `owners` [W] to each.
+    `targets` [W, blocks], those of sequence `owners` [W] to each. `open_ends`: sequences that may end here.
     """
 
     places: LongArray
@@ -45,6 +46,7 @@ class SequenceBatch:
     rows: IntArray
     owners: LongArray
     targets: LongArray
+    open_ends: LongArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,15 @@ def batches_of(work: PassStates, *, continues: bool, most: int) -> list[Sequence
     if not len(work.rows.rows):
         return []
     segments = _segments(work, continues=continues)
-    keeps = _segments_of_keeps(work.rows, segments)
+    keeps = _segments_at(segments, work.rows.keep)
+    may_end = np.zeros(len(segments.of), np.bool_)
+    may_end[(at := _segments_at(segments, work.rows.ends))[at >= 0]] = True
     waves = segments.numbers + _first_waves(work.rows, segments, keeps)[segments.of]
     kinds = np.stack([waves, segments.starts > 0, segments.counts])
     _, kind = np.unique(kinds, axis=1, return_inverse=True)
     kind = kind.reshape(-1)
     chosen = (np.flatnonzero(kind == number) for number in range(int(kind.max(initial=-1)) + 1))
-    return [_batch(work, segments, keeps, part) for group in chosen for part in _pieces(group, most)]
+    return [_batch(work, segments, keeps, may_end, part) for group in chosen for part in _pieces(group, most)]
 
 
 def _pieces(group: LongArray, most: int) -> Iterator[LongArray]:
@@ -83,11 +87,9 @@ def _segments(work: PassStates, *, continues: bool) -> _Segments:
     counts = np.diff(work.offsets).astype(np.int64)
     starts = work.starts.astype(np.int64)
     active = np.flatnonzero(counts)
-    keep = work.rows.keep
-    cut = (keep.num_tokens > starts[keep.rows]) & (keep.num_tokens < (starts + counts)[keep.rows])
-    of = np.concatenate([active, keep.rows[cut].astype(np.int64)])
-    at = np.concatenate([starts[active], keep.num_tokens[cut].astype(np.int64)])
-    of, at = np.unique(np.stack([of, at]), axis=1) if cut.any() else (of, at)
+    of, at = _cuts(work.rows, starts, starts + counts)
+    of, at = np.concatenate([active, of]), np.concatenate([starts[active], at])
+    of, at = np.unique(np.stack([of, at]), axis=1) if len(of) > len(active) else (of, at)
     if not continues:
         of, at = _one_by_one(of, at, starts + counts)
     is_last = np.append(of[1:] != of[:-1], True)
@@ -98,6 +100,16 @@ def _segments(work: PassStates, *, continues: bool) -> _Segments:
     return _Segments(of, begins, ends - at, at, numbers)
 
 
+def _cuts(rows: RowStates, starts: LongArray, ends: LongArray) -> tuple[LongArray, LongArray]:
+    """Rows, and after which of their tokens they are cut: between `starts` and `ends`, which are of all rows."""
+    places = (rows.keep, rows.ends)
+    of, at = (
+        np.concatenate([getattr(each, name) for each in places]).astype(np.int64) for name in ("rows", "num_tokens")
+    )
+    inside = (at > starts[of]) & (at < ends[of])
+    return of[inside], at[inside]
+
+
 def _one_by_one(of: LongArray, at: LongArray, row_ends: LongArray) -> tuple[LongArray, LongArray]:
     """The same segments, those that continue a state cut into tokens."""
     ends = np.where(np.append(of[1:] != of[:-1], True), row_ends[of], np.append(at[1:], 0))
@@ -106,13 +118,13 @@ def _one_by_one(of: LongArray, at: LongArray, row_ends: LongArray) -> tuple[Long
     return np.repeat(of, sizes), np.repeat(at - firsts, sizes) + np.arange(int(sizes.sum()))
 
 
-def _segments_of_keeps(rows: RowStates, segments: _Segments) -> LongArray:
-    """Of each checkpoint the segment that ends there; -1 if this pass has none."""
-    found = np.full(len(rows.keep.rows), -1)
-    for i, (row, length) in enumerate(zip(rows.keep.rows.tolist(), rows.keep.num_tokens.tolist(), strict=True)):
-        at = np.flatnonzero((segments.of == row) & (segments.starts + segments.counts == length))
-        found[i] = at[0] if len(at) else -1
-    return found
+def _segments_at(segments: _Segments, places: RowStateBlocks | StateEnds) -> LongArray:
+    """Of each of these places the segment that ends there; -1 if this pass has none."""
+    ends = segments.starts + segments.counts
+    beyond = max(int(ends.max()), int(places.num_tokens.max(initial=0))) + 1
+    keys, wanted = segments.of * beyond + ends, places.rows.astype(np.int64) * beyond + places.num_tokens
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, at, -1)
 
 
 def _first_waves(rows: RowStates, segments: _Segments, keeps: LongArray) -> LongArray:
@@ -134,7 +146,9 @@ def _first_waves(rows: RowStates, segments: _Segments, keeps: LongArray) -> Long
     raise InvalidArgument.field("states_to_read", "rows begin with checkpoints of each other")
 
 
-def _batch(work: PassStates, segments: _Segments, keeps: LongArray, chosen: LongArray) -> SequenceBatch:
+def _batch(
+    work: PassStates, segments: _Segments, keeps: LongArray, may_end: NDArray[np.bool_], chosen: LongArray
+) -> SequenceBatch:
     rows, of = work.rows, segments.of[chosen]
     begins, count = segments.starts[chosen], int(segments.counts[chosen[0]])
     kept = np.flatnonzero(np.isin(keeps, chosen))
@@ -148,4 +162,5 @@ def _batch(work: PassStates, segments: _Segments, keeps: LongArray, chosen: Long
         rows=rows.rows[of],
         owners=np.concatenate([np.arange(len(chosen)), owners]),
         targets=np.concatenate([rows.own[of], rows.keep.block_ids[kept]]).astype(np.int64),
+        open_ends=np.flatnonzero(may_end[chosen]),
     )

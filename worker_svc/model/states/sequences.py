@@ -13,6 +13,7 @@ from svc_common.errors import FailedPrecondition
 from worker_svc.model.decoder.module_states import ModuleStates
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
 from worker_svc.model.states.layout import StateLayout, StatePlace
+from worker_svc.model.states.possible_ends import PossibleEnds
 from worker_svc.model.states.probe import StateModule
 from worker_svc.model.states.tensors import mapped, tensors_in
 
@@ -36,6 +37,7 @@ class _Work:
     ends: torch.Tensor
     owners: torch.Tensor
     targets: torch.Tensor
+    open_ends: torch.Tensor
 
 
 class SequenceStates:
@@ -52,6 +54,9 @@ class SequenceStates:
         self.batches: list[_Work] = []
         self.continues = all(each.continues for each in modules)
         """False if tokens that follow a state are computed one by one."""
+        self.ends = PossibleEnds()
+        self.num_bytes = sum(each.num_bytes for each in modules)
+        """Of one sequence's states."""
         self._most = max(1, _MOST_BYTES // max(each.num_bytes for each in modules))
         self._pool = torch.empty(0)
         for each, place in zip(modules, layout.places, strict=True):
@@ -67,6 +72,8 @@ class SequenceStates:
         """Set the sequences of the next forward pass."""
         batches = batches_of(work, continues=self.continues, most=self._most)
         self.batches = [self._uploaded(batch) for batch in batches]
+        for batch in batches:
+            self.ends.expect(batch.rows[batch.open_ends], batch.ends[batch.open_ends])
 
     def _uploaded(self, batch: SequenceBatch) -> _Work:
         def here(values: NDArray[np.int64]) -> torch.Tensor:
@@ -80,6 +87,7 @@ class SequenceStates:
             here(batch.ends),
             here(batch.owners),
             here(batch.targets),
+            here(batch.open_ends),
         )
 
     def read(self, place: StatePlace, blocks: torch.Tensor) -> torch.Tensor:
@@ -99,6 +107,13 @@ class SequenceStates:
         content = self.read(place, ids)
         content[:, :_COUNT_BYTES] = 255
         self.write(place, ids, content)
+
+    def settle(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32], blocks: NDArray[np.int32]) -> None:
+        """Make the states of `rows` [n] those after `num_tokens` [n], their draft tokens behind these being wrong.
+
+        `blocks`: their own, [n, blocks]. States of other possible ends are freed.
+        """
+        self.ends.settle(rows, num_tokens, blocks, self.write)
 
     def empty(self, place: StatePlace, count: int) -> torch.Tensor:
         """What `read` returns, without states."""
@@ -127,6 +142,8 @@ class _BySequence:
                 packed[0].index_copy_(0, work.places.view(-1), made.flatten(0, 1))
             kept = states if len(work.owners) == len(states) else states.index_select(0, work.owners)
             self._owner.write(self._place, work.targets, kept)
+            if len(work.open_ends):
+                self._owner.ends.add(self._place, states.index_select(0, work.open_ends))
         return whole
 
     def _run(self, work: _Work, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
