@@ -103,7 +103,7 @@ def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_b
     return StateChanges(read, keep, RowStateBlocks.none(num_blocks))
 
 
-def _blocks(message: worker_pb2.RowStateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> RowStateBlocks:
+def _blocks(message: worker_pb2.StateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> RowStateBlocks:
     rows = wire_arrays.unpack(message.rows, f"{field}.rows", minimum=0)
     num_tokens = wire_arrays.unpack(message.num_tokens, f"{field}.num_tokens", length=len(rows), minimum=1)
     length = len(rows) * num_blocks
