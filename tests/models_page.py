@@ -172,8 +172,8 @@ The model must have layers with attention too, each with keys and values of its 
 refused. Modules with states compute rows sequence by sequence with their own PyTorch code, so such a model is not fused into
 one program. A module that takes no chunk after a state (Mamba of Jamba, which the probe finds out) computes the rest of a
 chunked prompt token by token: `--max-num-batched-tokens` as large as the longest prompt avoids that. Results depend on how
-prompts are cut into chunks in their last bits, so `--invariant` is refused. Draft tokens, several ranks and moves between
-workers are refused for these models as well.
+prompts are cut into chunks in their last bits, so `--invariant` is refused. Several ranks and moves between workers are refused
+for these models as well. [Draft tokens](drafts.md#models-with-states) work.
 
 The states record how many tokens they have taken in. A row that begins a step elsewhere fails it with `STATES_OUT_OF_STEP` on a
 CPU, and by itself on a GPU: states never take in a token twice.

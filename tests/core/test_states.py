@@ -21,6 +21,7 @@ from tests.support.core.quire_builders import quire_core, request, running, serv
 
 Record = Callable[[str, object], None]
 MODERN = [name for name in POLICIES if presets.preset(name).has("cache groups")]
+_WITHOUT_DRAFTS = ("static", "chitu", "chitu-skew", "chitu-dp")
 LIMITS = CoreLimits(
     4, 65, 64, num_cpu_blocks=33, max_num_seqs=8, max_num_batched_tokens=16, num_state_blocks=3, checkpoint_tokens=8
 )  # fmt: skip
@@ -28,7 +29,7 @@ LIMITS = CoreLimits(
 
 def live_for(policy: str, num_steps: int, first_seed: int, **kinds: bool) -> str:
     """Lives until so many steps were planned; what was done. Of one worker, checkpoints must have been kept and read."""
-    done, seed, num_kept, num_read, num_copied, num_swapped = 0, first_seed, 0, 0, 0, 0
+    done, seed, num_kept, num_read, num_copied, num_swapped, num_drafts = 0, first_seed, 0, 0, 0, 0, 0
     while done < num_steps:
         try:
             life = live(policy, seed, states=True, grouped=seed % 2 == 0, **kinds)
@@ -40,11 +41,13 @@ def live_for(policy: str, num_steps: int, first_seed: int, **kinds: bool) -> str
         num_read += sum(len(plan.states.to_read) for plan in life.seen if plan.states)
         num_copied += sum(bool(plan.copy) for plan in life.seen)
         num_swapped += sum(bool(plan.swap_in) for plan in life.seen)
+        num_drafts += sum(entry.num_drafts for plan in life.seen for entry in plan.scheduled)
         seed += 1
     assert kinds.get("several") or (num_kept and num_read)
+    assert kinds.get("several") or num_drafts > 50 or policy in _WITHOUT_DRAFTS
     return (
         f"core under {policy}: {done} random steps with states in {seed - first_seed} lives; {num_kept} checkpoints kept, "
-        f"{num_read} read, {num_copied} steps with copies, {num_swapped} with swap-ins"
+        f"{num_read} read, {num_copied} steps with copies, {num_swapped} with swap-ins, {num_drafts} draft tokens"
     )
 
 

@@ -16,7 +16,8 @@ SIZE = 4
 
 def make(num_usable: int = 40, *, num_states: int = 2, distance: int = 8, **values: Any) -> GroupedRules[V1PoolRules]:
     """V1's rules of one cache group with states; the null block is not counted."""
-    given = {"max_model_len": 64, "prefix_caching": True, "num_ahead_tokens": 64, "num_cpu_blocks": 0, **values}
+    sure = {"max_model_len": 64, "prefix_caching": True, "num_ahead_tokens": 64, "num_cpu_blocks": 0}
+    given = sure | {"keeps_unknown": True} | values
     sizes = {"block_size": SIZE, "num_gpu_blocks": num_usable + 1}
     states = {"num_state_blocks": num_states, "checkpoint_tokens": distance}
     return GroupedRules.make([None], **sizes, **states, **given)
@@ -183,6 +184,19 @@ def ahead(rules: GroupedRules[V1PoolRules]) -> KnownSequence:
 
 
 LONGER = [*range(7), 99, 1]
+
+
+def test_no_checkpoint_ends_with_what_may_be_a_draft_token() -> None:
+    """R151: tokens of steps in flight may be taken back; the next place that is known is kept."""
+    rules = make(distance=4, keeps_unknown=False)
+    assert kept(plan(rules, a := prompt("a/0", range(7)))) == [4]
+    a.num_placeholders = 3
+    assert kept(plan(rules, a, 3)) == []
+    a.token_ids += [7, 8]
+    a.num_computed_tokens, a.num_placeholders = 8, 0
+    assert kept(plan(rules, a)) == []
+    a.token_ids += [9, 10, 11]
+    assert kept(plan(rules, a)) == [12] and rules.num_free_gpu == 40 - 2 - 3
 
 
 def test_a_checkpoint_of_tokens_in_flight_is_a_hit_once_they_are_known() -> None:

@@ -12,6 +12,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.mtp_checkpoints import make_qwen3_next
 from tests.worker.states.checkpoints import state_checkpoint
 
+_QUICK, _LONG = (("lfm2", "swap"), ("qwen3_next", "vllm-v1-async"), ("jamba", "recompute")), [pytest.mark.long]
 MODELS = ("lfm2", "jamba", "qwen3_next", "nemotron_h")
 BLOCK_SIZE, NUM_DRAFTS, NUM_TOKENS = 16, 3, 40
 _PART = [7, 8, 9, 10, 11, 12]
@@ -21,6 +22,7 @@ PROMPTS = [_PART * 8, [*_PART * 6, 1, 2], list(range(30, 60)), [*_PART * 6, *ran
 RECOMPUTE: tuple[str, dict[str, Any]] = ("quire", {"restraint": None, "preemption_mode": "recompute"})
 SWAP: tuple[str, dict[str, Any]] = ("quire", {"restraint": None, "preemption_mode": "swap"})
 VLLM: tuple[str, dict[str, Any]] = ("vllm-v1-async", {})
+POLICIES = {"recompute": RECOMPUTE, "swap": SWAP, "vllm-v1-async": VLLM}
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,14 @@ def verified(steps: list[dict[str, Any]]) -> tuple[int, int]:
     return accepted, rejected
 
 
-@pytest.mark.parametrize("policy", [RECOMPUTE, SWAP, VLLM], ids=["recompute", "swap", "vllm-v1-async"])
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(
+    ("model_type", "policy"),
+    [
+        pytest.param(model_type, policy, id=f"{model_type} {name}", marks=[] if (model_type, name) in _QUICK else _LONG)
+        for model_type in MODELS
+        for name, policy in POLICIES.items()
+    ],
+)
 def test_tokens_are_the_same(
     model_type: str,
     policy: tuple[str, dict[str, Any]],
@@ -107,7 +115,7 @@ def test_tokens_are_the_same(
     record_property("size", f"{accepted} draft tokens accepted, {rejected} rejected, {len(preempted)} preemptions")
 
 
-@pytest.mark.parametrize("policy", [SWAP, VLLM], ids=["swap", "vllm-v1-async"])
+@pytest.mark.parametrize("policy", [SWAP, pytest.param(VLLM, marks=_LONG)], ids=["swap", "vllm-v1-async"])
 def test_an_mtp_head(policy: tuple[str, dict[str, Any]], folder: Path) -> None:
     """Qwen3-Next with a gated delta net and a random head: hidden states are kept beside those of sequences."""
     model = folder / "qwen3-next-mtp"
