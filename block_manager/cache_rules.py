@@ -5,7 +5,7 @@ and changes nothing, `x` does it. Nothing here depends on a scheduler's types.
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -255,8 +255,8 @@ class DevicePool(CacheRules, Protocol):
     """Cache rules that report exact needs, and free the blocks behind sliding windows."""
 
     @property
-    def fast_pool(self) -> "FastPool | None":
-        """These rules themselves, if they can append and register single device blocks (fast decode); else None."""
+    def fast_pool(self) -> "FastPool":
+        """These rules themselves, which can append and register blocks one by one (fast decode)."""
 
     @property
     def has_windows(self) -> bool:
@@ -265,14 +265,24 @@ class DevicePool(CacheRules, Protocol):
     def num_blocks_needed(self, sequence: CachedSequence, num_new_tokens: int) -> int:
         """Blocks that so many more tokens take, copies of shared blocks included."""
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
-        computed.
+    def free_out_of_window(self, sequences: Sequence[CachedSequence], num_tokens: Sequence[int]) -> list[int]:
+        """Free blocks of each sequence outside the sliding windows of the tokens behind so many first ones, which must be
+        computed; returns how many.
         """
+
+    def next_out_of_window(self, num_tokens: int) -> int:
+        """The number of computed tokens from which on `free_out_of_window` frees more than at `num_tokens`."""
 
 
 class FastPool(DevicePool, Protocol):
-    """Cache rules that count, append and register single device blocks."""
+    """Cache rules that count, append and register device blocks one by one, or one for each cache group."""
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Steps keep a checkpoint of states where the computed tokens of a sequence are a multiple of it; 0 = never."""
+
+    def has_unnamed_checkpoint(self, sequence: CachedSequence) -> bool:
+        """True if a checkpoint was kept that `commit_sampled` makes available, once its last tokens are known."""
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Register full blocks among the first `num_tokens` tokens. Returns the length at which the next block is
@@ -280,10 +290,12 @@ class FastPool(DevicePool, Protocol):
         """
 
     def open_end(self, sequence: CachedSequence) -> Any:
-        """The end of the sequence's block table (`table`: its blocks in order); it changes until the table is released."""
+        """The end of the sequence's block table, which changes until the table is released. `table`: its blocks in order, of
+        one cache group; `num_held`: its blocks of all groups and of states, without null blocks.
+        """
 
-    def append_blocks(self, ends: Sequence[Any]) -> list[int]:
-        """Append one block to each of these tables, in order; returns the blocks."""
+    def append_blocks(self, ends: Sequence[Any]) -> list[list[int]]:
+        """Append one block (of each cache group) to each of these tables, in order; returns the blocks of each table."""
 
-    def register_blocks(self, ends: Iterable[Any], data: bytes) -> None:
+    def register_blocks(self, ends: Sequence[Any], data: bytes) -> None:
         """Register the next block of each table, filled with `data`: little-endian int32 [ends, block_size]."""

@@ -12,18 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import AutoConfig
+
 from tests.support import checkpoints
 from tests.support.state_shapes import STATE_SHAPES
 from tests.support.windowed_shapes import SHAPES
 from tests.support.wrapped_checkpoints import WRAPPED
 from tests.worker.families.outcomes import Table
 from tests.worker.families.page import section
+from tests.worker.families.tiny_configs import tiny_config
 from worker_svc.model.cache.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
-FOLDERS = ("tests/worker/engine", "tests/e2e")
+FOLDERS = ("tests/worker/engine", "tests/worker/states", "tests/e2e")
 REFUSALS = ROOT / "tests" / "worker" / "engine" / "test_start_up.py"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -53,6 +56,28 @@ _TITLES = {
     "gemma4_text": "Gemma 4 (text)",
     "gemma3n_text": "Gemma 3n (text)",
     "mimo_v2_flash": "MiMo-V2-Flash",
+    "lfm2": "LFM2",
+    "lfm2_moe": "LFM2-MoE",
+    "jamba": "Jamba",
+    "qwen3_next": "Qwen3-Next",
+    "qwen3_5_text": "Qwen3.5 (text)",
+    "qwen3_5_moe_text": "Qwen3.5-MoE (text)",
+    "falcon_h1": "Falcon-H1",
+    "nemotron_h": "Nemotron-H",
+    "bamba": "Bamba",
+    "granitemoehybrid": "Granite 4 (hybrid)",
+    "kimi_linear": "Kimi Linear",
+    "olmo_hybrid": "OLMo Hybrid",
+}
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")
+# Fields that say what has states.
+_STATES = {
+    "conv_L_cache": "short convolutions",
+    "linear_num_key_heads": "gated delta nets",
+    "linear_num_heads": "Kimi delta attention",
+    "mamba_dt_rank": "Mamba",
+    "mamba_chunk_size": "Mamba-2",
+    "mamba_num_heads": "Mamba-2",
 }
 _INTRODUCTION = """\
 # Models
@@ -100,10 +125,13 @@ _NOTES = """\
   audio or video parts with status 400. `--tensor-parallel` refuses some of these models.
 * **Rotary scaling.** `longrope` (Phi-3) is fixed when the model is loaded, by `--max-model-len`: short factors if no sequence can
   be longer than the original length, else long ones. `dynamic` is refused, because it depends on the longest sequence of a batch.
-* **Mixtures of experts.** The number of rows of an expert depends on the batch, so the last bits of logits may too. The
-  invariance contract is therefore off for these models on processors where products depend on the number of rows; the worker logs
-  it. Tokens equal those of `generate` within rounding. [Several ranks](scale-out.md#mixtures-of-experts) divide the experts of
-  Mixtral, Qwen2-MoE and Qwen3-MoE.
+* **Mixtures of experts.** On a CPU, experts of models in the form of Mixtral, Qwen2-MoE, Qwen3-MoE, GLM-4.5 and DeepSeek V3
+  are [packed](performance.md#how-it-works-on-a-cpu), rounded by `--quantization` too, and keep the invariance contract;
+  packed files are not kept of rounded experts. Other mixtures (Phi-3.5-MoE, gpt-oss, Llama 4, or with `--no-fuse`), and the
+  parts of several ranks, run on the modules of `transformers`: there the last bits of logits may depend on the batch, so the
+  contract is off on processors where products depend on the number of rows; the worker logs it. Tokens equal those of
+  `generate` within rounding. [Several ranks](scale-out.md#mixtures-of-experts) divide the experts of Mixtral, Qwen2-MoE
+  and Qwen3-MoE.
 * **Embeddings.** They are pooled from the last hidden states of any model: the mean over the prompt's tokens, or the last
   token's. A mean needs the whole prompt, so it uses no prefix hits and starts over after a preemption.
 * **KV cache.** `--kv-cache-dtype` is one of {dtypes}.
@@ -277,7 +305,7 @@ class _Source:
 
 
 def _names_families(node: ast.Tuple) -> bool:
-    return all(isinstance(part, ast.Constant) and part.value in checkpoints.FAMILIES for part in node.elts)
+    return all(isinstance(part, ast.Constant) and part.value in _TITLES for part in node.elts)
 
 
 def _decorators(node: Function, word: str) -> Iterator[ast.expr]:
@@ -347,8 +375,16 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
         yield "queries scaled by position"
     if config.get("kv_lora_rank"):
         yield "latent attention (MLA), which keeps one narrow vector per token"
-    if experts := config.get("num_local_experts") or config.get("n_routed_experts"):
-        yield f"{config['num_experts_per_tok']} of {experts} experts"
+    if experts := next((config[name] for name in _EXPERTS if config.get(name)), None):
+        yield f"{config.get('num_experts_per_tok') or config.get('num_experts_per_token')} of {experts} experts"
+    yield from (words for field, words in _STATES.items() if field in config)
+
+
+def _config(family: str) -> Mapping[str, object]:
+    """The configuration of the checkpoint that tests run; whole where it is made from defaults."""
+    if family in checkpoints.FAMILIES:
+        return checkpoints.config_of(family)
+    return AutoConfig.for_model(**tiny_config(family)).to_dict()
 
 
 def _mark(check: Check, family: str) -> str:
@@ -361,11 +397,11 @@ def _table(checks: list[Check]) -> Iterator[str]:
     numbers = range(1, len(checks) + 1)
     yield "| family | `model_type` | tested with | " + " | ".join(str(number) for number in numbers) + " |"
     yield "|---|---|---|" + ":-:|" * len(checks)
-    for family in checkpoints.FAMILIES:
-        config = checkpoints.config_of(family)
+    for family, title in _TITLES.items():
+        config = _config(family)
         marks = [_mark(check, family) for check in checks]
         traits = ", ".join(_traits(config)) or "multi-head attention"
-        yield f"| {_TITLES[family]} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
+        yield f"| {title} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
 
 
 def page(checks: list[Check], refusals: list[str]) -> str:

@@ -15,6 +15,7 @@ COPIED = ("block_manager", "scheduler_svc", "svc_common", "protos", "tests", "py
 CORE = "scheduler_svc/core"
 STATES = "block_manager/rules/state_tables.py"
 OF_STATES = "tests/block_manager/rules/test_state_tables.py"
+ROWS = "tests/core/test_fast_path.py"
 NOT_COPIED = shutil.ignore_patterns(
     "__pycache__", "*.json", "fuzz", "compose", "clients", "e2e", "lab", "gateway", "quire"
 )
@@ -124,7 +125,25 @@ MUTANTS = (
         "state.cache.num_blocks_to_swap_in(group.live, num_lookahead)",
         "state.cache.num_blocks_to_swap_in(group.live)",
     ),
-    Mutant("states-are-shared", STATES, "self._pool.refs[block] > 1 for", "self._pool.refs[block] > 9 for", OF_STATES),
+    Mutant("states-are-shared", STATES, "bool(table) and", "not table and", OF_STATES),
+    Mutant(
+        "windows-of-rows",
+        f"{CORE}/fast_decode/rows.py",
+        "_before[here] >= self.frees_at",
+        "_before[here] > self.frees_at",
+        ROWS,
+    ),
+    Mutant("blocks-of-rows", f"{CORE}/fast_decode/rows.py", "self.held[rows] -= np.take(num_freed, at)", "pass", ROWS),
+    Mutant(
+        "checkpoints-of-rows", f"{CORE}/fast_decode/blocks.py", "if step and self._rows.members:", "if False:", ROWS
+    ),
+    Mutant(
+        "checkpoints-in-flight",
+        f"{CORE}/fast_decode/blocks.py",
+        "not (keeps or self._cache",
+        "not (keeps and self._cache",
+        ROWS,
+    ),
     Mutant("checkpoint-in-place", STATES, "            self._unregister(checkpoint)\n", "", OF_STATES),
     Mutant("checkpoints-read-early", STATES, "(*moves.to_keep, *moves.to_read)", "(*moves.to_keep,)", OF_STATES),
     Mutant("checkpoints-of-failed-steps", STATES, "while (block := self._pool", "if (block := self._pool", OF_STATES),

@@ -86,9 +86,8 @@ def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{layer}.self_attn.k_proj.weight", (keys, hidden)
         yield f"{layer}.self_attn.v_proj.weight", (keys, hidden)
         yield f"{layer}.self_attn.o_proj.weight", (hidden, queries)
-        yield f"{layer}.mlp.gate_proj.weight", (shape.intermediate_size, hidden)
-        yield f"{layer}.mlp.up_proj.weight", (shape.intermediate_size, hidden)
-        yield f"{layer}.mlp.down_proj.weight", (hidden, shape.intermediate_size)
+        for name, size in shape.mlp_tensors().items():
+            yield f"{layer}.mlp.{name}.weight", size
     yield "model.norm.weight", (hidden,)
     if not shape.tied:
         yield "lm_head.weight", (shape.vocab_size, hidden)

@@ -64,6 +64,11 @@ class ModelShape:
         """FLOPs of one token that attends to `context` tokens."""
         return 4 * self.num_layers * self.num_heads * self.head_dim * context
 
+    def mlp_tensors(self) -> dict[str, tuple[int, int]]:
+        """Shapes of the matrices of a layer's MLP; rows = outputs."""
+        wide = self.intermediate_size, self.hidden_size
+        return {"gate_proj": wide, "up_proj": wide, "down_proj": (self.hidden_size, self.intermediate_size)}
+
     def config(self) -> dict[str, Any]:
         """config.json, in the form that every library reads."""
         return {

@@ -32,6 +32,7 @@ _PROMPT_TOKENS = 1024
 _ADMISSIONS = 128
 _WIRE_ROWS = 256
 _MOST_WORKERS, _WORKER_ROWS = 1_024, 256
+_MOST_GROUPS, _GROUP_ROWS = 64, 256
 Rows = list[dict[str, Any]]
 
 _EXAMPLES = """
@@ -54,6 +55,9 @@ wire: a step in which all 256 rows change, from columns to bytes and from bytes 
 workers: with --workers, one scheduler plans for so many worker groups with 256 running sequences each, under `quire` with caching:
 CPU time of one worker group's schedule() + update(), median over rounds (least-greatest).
 
+groups: with --groups, 256 running sequences of models with so many cache groups, of which all but the first have a window of 64
+tokens, without and with states; with caching, without churn, in turns. ratio: to the first of them.
+
 --verify models each run with one plain object per sequence and compares counters, tables, reference counts, prefixes and outputs
 outside the timing. Differences are printed on standard error; the exit status is then 1.
 """
@@ -63,6 +67,17 @@ def pairs(sizes: list[int]) -> list[list[Case]]:
     """All combinations, in the order of the table: without churn and with it."""
     axes = product(sizes, (False, True), (False, True), (1, 2))
     return [[Case(size, caching, late, churn, n) for churn in (0.0, CHURN)] for size, caching, late, n in axes]
+
+
+def of_groups(counts: list[int]) -> Rows:
+    """Figures of models with so many cache groups, without states and with them, in turns."""
+    axes = product((False, True), counts)
+    cases = [
+        Case(_GROUP_ROWS, caching=True, asynchronous=False, churn=0.0, n=1, num_groups=count, has_states=states)
+        for states, count in axes
+    ]
+    figures = map(asdict, scheduler_runs.side_by_side(cases, verify=False))
+    return [{**asdict(case), **row} for case, row in zip(cases, figures, strict=True)]
 
 
 def measure(sizes: list[int], *, verify: bool, tick: Callable[[], None]) -> tuple[dict[str, Any], list[str]]:
@@ -133,6 +148,7 @@ def main(
         bool, typer.Option("--verify", help="Check against a brute-force model; status 1 if it differs.")
     ] = False,
     workers: Annotated[str, typer.Option(help="Numbers of worker groups N,N,... to plan for as well.")] = "",
+    groups: Annotated[str, typer.Option(help="Numbers of cache groups N,N,... to plan for as well.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the result to this file too.")] = None,
 ) -> None:
@@ -143,6 +159,8 @@ def main(
     if workers:
         counts = command_line.numbers(workers, 1, _MOST_WORKERS, "1,64")
         result["workers"] = [asdict(row) for churn in (0.0, CHURN) for row in many_workers(counts, _WORKER_ROWS, churn)]
+    if groups:
+        result["groups"] = of_groups(command_line.numbers(groups, 1, _MOST_GROUPS, "1,6"))
     if verify:
         result["verified"] = not differences
     if out is not None:
@@ -186,6 +204,13 @@ def _show(result: dict[str, Any], console: Console) -> None:
         for row in result["workers"]:
             times = f"{row['step_us']:,.0f}", f"{row['least_us']:,.0f}-{row['most_us']:,.0f}"
             table.add_row(str(row["workers"]), f"{row['churn']:.0%}" if row["churn"] else "", *times)
+        console.print(table)
+    if "groups" in result:
+        table = Table("cache groups", "states", "us", "ratio", "bytes", title="cache groups: CPU us per step")
+        for row in result["groups"]:
+            ratio = "{:.1f} ({:.1f}-{:.1f})".format(*row["ratio"])
+            states = "yes" if row["has_states"] else ""
+            table.add_row(str(row["num_groups"]), states, f"{row['step_us']:,.0f}", ratio, str(row["message_bytes"]))
         console.print(table)
     table = Table("goal", "", "measured", "at most", "", title="goals: the worst figure of each", title_justify="left")
     for goal in result["goals"]:

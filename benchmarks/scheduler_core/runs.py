@@ -26,6 +26,9 @@ from scheduler_svc.workers.row_planner import RowPlanner
 BLOCK = 16
 WARM_STEPS = 48
 CHURN = 0.01
+WINDOW = 4 * BLOCK
+_STATE_BLOCKS = 4
+_CHECKPOINT_TOKENS = 16 * BLOCK
 _VOCAB = 32_000
 _PROMPT = 2 * BLOCK
 _UNTIMED_STEPS = 8
@@ -37,7 +40,9 @@ _SAMPLING = RowSampling(temperature=0.0, top_p=1.0, top_k=0, seed=1)
 class Case:
     """One configuration.
 
-    `running` sequences of requests of `n` samples; `churn`: share of them that ends and arrives per step.
+    `running` sequences of requests of `n` samples; `churn`: share of them that ends and arrives per step. `num_groups`:
+    cache groups, of which all but the first have a window of `WINDOW` tokens. `has_states`: each sequence has blocks of
+    states too.
     """
 
     running: int
@@ -45,6 +50,8 @@ class Case:
     asynchronous: bool
     churn: float
     n: int
+    num_groups: int = 1
+    has_states: bool = False
 
     @property
     def policy(self) -> str:
@@ -69,14 +76,18 @@ class Case:
     def limits(self, num_steps: int) -> CoreLimits:
         """Room for all sequences at once, so that none waits or is preempted."""
         most = self.running + 4 * self.num_ends * self.n + self.n
-        blocks_each = -(-(_PROMPT + BLOCK + num_steps) // BLOCK) + 1
+        blocks_each = (-(-(_PROMPT + BLOCK + num_steps) // BLOCK) + 1) * self.num_groups
+        num_state_blocks = _STATE_BLOCKS if self.has_states else 0
         return CoreLimits(
             block_size=BLOCK,
-            num_gpu_blocks=1 + most * blocks_each,
+            num_gpu_blocks=1 + most * (blocks_each + 2 * num_state_blocks),
             max_model_len=_FOREVER * 2,
             max_num_seqs=most,
             max_num_batched_tokens=most * (_PROMPT + BLOCK),
             prefix_caching=self.caching,
+            cache_windows=(0, *[WINDOW] * (self.num_groups - 1)),
+            num_state_blocks=num_state_blocks,
+            checkpoint_tokens=_CHECKPOINT_TOKENS if self.has_states else 0,
         )
 
 

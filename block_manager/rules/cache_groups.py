@@ -20,6 +20,21 @@ def num_behind(num_tokens: int, window: int, block_size: int) -> int:
     return max(0, num_tokens - window + 1) // block_size
 
 
+def next_behind(num_tokens: int, window: int, block_size: int) -> int:
+    """The number of tokens from which on more blocks are behind the window than at `num_tokens`."""
+    return (num_behind(num_tokens, window, block_size) + 1) * block_size + window - 1
+
+
+def take_behind(table: list[int], num_blocks: int) -> list[int]:
+    """Replace what is left of the leading blocks of a table by null blocks; returns them."""
+    first = end = min(len(table), num_blocks)
+    while first and table[first - 1] != NULL:
+        first -= 1
+    blocks = table[first:end]
+    table[first:end] = [NULL] * len(blocks)
+    return blocks
+
+
 def most_held(window: int, num_ahead_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence holds of a window: those from the window of some token on, the last one that blocks
     were freed for, up to the end of the table at most `num_ahead_tokens` behind that.

@@ -7,22 +7,21 @@ block is equally large in each and all take their blocks from one pool, as in vL
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit, StateMoves
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import flat
+from block_manager.rules.cache_groups import flat, next_behind, num_behind, take_behind
+from block_manager.rules.grouped_ends import GroupedEnds, Rules
 from block_manager.rules.grouped_ledger import GroupedLedger
-from block_manager.rules.pool_rules import PoolRules
+from block_manager.rules.prefix_book import NEVER
 from block_manager.rules.quire_rules import QuireRules, SwapNeeds, watermark_for
 from block_manager.rules.state_tables import StateTables
 from block_manager.rules.v1_rules import V1PoolRules
 
-Rules = TypeVar("Rules", bound=V1PoolRules)
 
-
-class GroupedRules(PoolRules, Generic[Rules]):
+class GroupedRules(GroupedEnds[Rules]):
     """The rules of all groups as one: needs are summed, and compared once with the common pool.
 
     A sequence has equally many blocks in each group, null blocks included. Hits, tables and growths are flat: at each
@@ -36,11 +35,12 @@ class GroupedRules(PoolRules, Generic[Rules]):
         """`groups`, `states`: over the same pools and hash chains. `num_ahead_tokens`: see `GroupedLedger`."""
         windows = [rules.window for rules in groups]
         self._ledger = GroupedLedger([rules.ledger for rules in groups], windows, num_ahead_tokens, states)
-        super().__init__(self._ledger, watermark_blocks)
-        self._groups = list(groups)
-        self._states = states
+        super().__init__(self._ledger, groups, states, watermark_blocks)
         self._whole_first = sorted(range(len(groups)), key=lambda number: windows[number] is not None)
+        self._tables = [rules.ledger.tables for rules in groups]
+        self._windowed = [(tables, window) for tables, window in zip(self._tables, windows, strict=True) if window]
         self._first = self._groups[self._whole_first[0]]
+        self._windows = set(self._ledger.windows)
         self.capacity_tokens = self._capacity_tokens()
 
     @classmethod
@@ -85,10 +85,6 @@ class GroupedRules(PoolRules, Generic[Rules]):
         longest, size = self._groups[0].max_model_len, self.ledger.block_size
         lengths = range(0, longest + size, size)
         return lengths[bisect_right(lengths, self._pool.num_usable, key=self.ledger.blocks_for) - 1]
-
-    @property
-    def fast_pool(self) -> None:
-        """None: fast decode takes one block at a time."""
 
     @property
     def has_windows(self) -> bool:
@@ -187,8 +183,10 @@ class GroupedRules(PoolRules, Generic[Rules]):
     def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Blocks behind the ends of their tables and copies, in all groups."""
         taking = [sequence for sequence in sequences if not self._stays_inside(sequence, num_new_tokens)]
+        if not taking:
+            return 0
         of_states = self._states.num_to_extend(taking, self._states.ledger.tables, self._pool.refs)
-        return of_states + sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups) if taking else 0
+        return of_states + sum(rules.num_to_extend(taking, num_new_tokens) for rules in self._groups)
 
     def extend(self, sequence: CachedSequence, num_new_tokens: int, num_lookahead: int = 0) -> Growth:
         """Allocate blocks for `num_new_tokens` more tokens in all groups. Each copies the blocks that it shares itself."""
@@ -209,8 +207,10 @@ class GroupedRules(PoolRules, Generic[Rules]):
             return False
         if self._states.is_shared(sequence):
             return False
-        shared = [rules for rules in self._groups if refs[rules.ledger.tables[sequence.name][at]] > 1]
-        return not (shared or self._first.has_unregistered(sequence, start))
+        for tables in self._tables:
+            if refs[tables[sequence.name][at]] > 1:
+                return False
+        return not self._first.has_unregistered(sequence, start)
 
     def fork(self, parent: CachedSequence, child: CachedSequence) -> None:
         """Let the child share all blocks of its parent."""
@@ -226,10 +226,19 @@ class GroupedRules(PoolRules, Generic[Rules]):
         """Leading positions of the first sequence at which every table has the same blocks; 0 when caching is off."""
         return min(rules.num_common_prefix_blocks(sequences) for rules in self._groups)
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Free blocks outside the sliding windows of the tokens behind the first `num_tokens`, which must be computed."""
-        for rules in self._groups:
-            rules.free_out_of_window(sequence, num_tokens)
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """See `PoolRules.take_out_of_window`; group by group."""
+        name, size, blocks = sequence.name, self.ledger.block_size, list[int]()
+        behind = {window: num_behind(num_tokens, window, size) for window in self._windows}
+        for tables, window in self._windowed:
+            if name in tables:
+                blocks += take_behind(tables[name], behind[window])
+        return blocks
+
+    def next_out_of_window(self, num_tokens: int) -> int:
+        """The number of computed tokens from which on blocks are outside a window that were not at `num_tokens`."""
+        size = self.ledger.block_size
+        return min([next_behind(num_tokens, window, size) for window in self._windows], default=NEVER)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full, and checkpoints behind them."""

@@ -188,9 +188,14 @@ class PerRankRules:
         """Leading blocks common to all tables; the sequences are of one rank."""
         return self._of(sequences[0]).num_common_prefix_blocks(sequences) if sequences else 0
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Free blocks outside the sliding window; see `V1PoolRules.free_out_of_window`."""
-        self._of(sequence).free_out_of_window(sequence, num_tokens)
+    def free_out_of_window(self, sequences: Sequence[CachedSequence], num_tokens: Sequence[int]) -> list[int]:
+        """Free blocks outside the sliding windows; see `PoolRules.free_out_of_window`."""
+        each = zip(sequences, num_tokens, strict=True)
+        return [sum(self._of(sequence).free_out_of_window([sequence], [number])) for sequence, number in each]
+
+    def next_out_of_window(self, num_tokens: int) -> int:
+        """See `V1PoolRules.next_out_of_window`; equal on all ranks."""
+        return self._ranks[0].next_out_of_window(num_tokens)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register full blocks on its rank."""

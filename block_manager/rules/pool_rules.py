@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Self
 
 from block_manager.cache_rules import AllocStatus, CachedSequence, Pair, PrefixHit, StateMoves
@@ -59,6 +60,13 @@ class PoolRules(NoSwap, ABC):
     def num_to_extend(self, sequences: Sequence[CachedSequence], num_new_tokens: int) -> int:
         """Free blocks that so many more tokens of each take, copies of shared blocks included."""
 
+    @abstractmethod
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """Take the blocks that `free_out_of_window` frees out of its table, lowest first; the caller releases them.
+
+        The null block replaces them. None without a window or without a table.
+        """
+
     # --- the pool ---------------------------------------------------------------------------------------------------
 
     @property
@@ -84,6 +92,14 @@ class PoolRules(NoSwap, ABC):
     def resize(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         """Change the pool sizes. ValueError if blocks in use would be removed."""
         self.ledger.resize(num_gpu_blocks, num_cpu_blocks)
+
+    def free_out_of_window(self, sequences: Sequence[CachedSequence], num_tokens: Sequence[int]) -> list[int]:
+        """Free blocks of each sequence outside the sliding windows of the tokens behind so many first ones, which must be
+        computed; returns how many. They stay cached.
+        """
+        taken = list(map(self.take_out_of_window, sequences, num_tokens))
+        self._pool.release(chain.from_iterable(taken))
+        return list(map(len, taken))
 
     def reset_prefixes(self) -> None:
         """Drop all cached prefixes."""

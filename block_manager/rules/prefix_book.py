@@ -24,6 +24,11 @@ class TableEnd:
     num_registered: int
     chain: HashChain | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Blocks of the table, without null blocks."""
+        return len(self.table) - self.table.count(NULL)
+
 
 class PrefixBook:
     """Owner of the hash chain of every sequence, and of how far its table is reserved and registered.
@@ -137,17 +142,22 @@ class PrefixBook:
             end.chain = self._chains[sequence.name]
         return end
 
-    def register_blocks(self, ends: Iterable[TableEnd], data: bytes) -> None:
-        """Register the next block of each sequence. `data`: the tokens of these blocks in order, little-endian int32."""
+    def next_hashes(self, ends: Iterable[TableEnd], data: bytes) -> list[bytes]:
+        """Hash of the next block of each sequence. `data`: the tokens of these blocks in order, little-endian int32."""
         data = data if self._rename is None else self._rename.tokens(data)
-        blocks, hashes = [], []
+        hashes = []
         for end, contents in zip(ends, blocks_in(data, self._ledger.block_size), strict=True):
             assert end.chain is not None
-            index = end.num_registered
-            end.num_registered = index + 1
-            blocks.append(end.table[index])
-            hashes.append(end.chain.block(index, contents))
-        self._ledger.gpu.register_all(blocks, hashes)
+            hashes.append(end.chain.block(end.num_registered, contents))
+        return hashes
+
+    def register_next(self, ends: Iterable[TableEnd], hashes: list[bytes]) -> None:
+        """Register the next block of each sequence under these hashes."""
+        blocks = []
+        for end in ends:
+            blocks.append(end.table[end.num_registered])
+            end.num_registered += 1
+        self._ledger.gpu.register_all(blocks, self._marked(hashes))
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Unregister the blocks from that token offset on: their KV was not computed."""
@@ -178,7 +188,9 @@ class PrefixBook:
 
     def _keys(self, sequence: CachedSequence, first: int, end: int) -> list[bytes]:
         """Keys in the pool of its blocks from `first` to `end`, which must be full."""
-        hashes = self.hashes(sequence, end)[first:end]
+        return self._marked(self.hashes(sequence, end)[first:end])
+
+    def _marked(self, hashes: list[bytes]) -> list[bytes]:
         return [block_hash + self._mark for block_hash in hashes] if self._mark else hashes
 
     def _of_siblings(self, sequence: CachedSequence, most: int) -> list[int]:

@@ -39,6 +39,11 @@ class StateTables:
         self._pool = ledger.gpu
         self._unnamed: dict[str, list[StateBlocks]] = {}
 
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Distance of the checkpoints that steps keep; 0 = they keep none."""
+        return self._checkpoint_tokens if self.num_blocks and self._prefixes.enabled else 0
+
     # --- hits ---------------------------------------------------------------------------------------------------------
 
     def longest_hit(self, sequence: CachedSequence, num_blocks: int) -> int:
@@ -90,7 +95,8 @@ class StateTables:
 
     def is_shared(self, sequence: CachedSequence) -> bool:
         """True if its next step copies its states first."""
-        return any(self._pool.refs[block] > 1 for block in self.ledger.tables[sequence.name][:1])
+        table = self.ledger.tables[sequence.name]
+        return bool(table) and self._pool.refs[table[0]] > 1
 
     def extend(self, sequence: CachedSequence) -> list[Pair]:
         """Give it states of its own before it computes; returns the pairs to be copied."""
@@ -133,6 +139,10 @@ class StateTables:
                 self._pool.share(kept.block_ids)
                 self._register(kept, list(self._keys(sequence, self._at(kept.num_tokens))))
                 self._pool.release(kept.block_ids)
+
+    def has_unnamed(self, sequence: CachedSequence) -> bool:
+        """True if a checkpoint of it waits for `confirm`."""
+        return sequence.name in self._unnamed
 
     def retract(self, sequence: CachedSequence, num_tokens: int) -> None:
         """Drop the checkpoints that its steps planned so far were to take behind that token offset."""
@@ -202,9 +212,9 @@ class StateTables:
 
     def _places(self, sequence: CachedSequence, start: int, end: int) -> list[int]:
         """Numbers of tokens behind `start`, up to `end`, at which a checkpoint is taken; the longest prefix first."""
-        if not (self.num_blocks and self._prefixes.enabled):
+        step, size = self.checkpoint_tokens, self.ledger.block_size
+        if not step:
             return []
-        step, size = self._checkpoint_tokens, self.ledger.block_size
         of_prompt = (sequence.num_prompt_tokens - 1) // size * size
         places = {of_prompt, *range(start // step * step + step, end + 1, step)}
         return sorted((place for place in places if start < place <= end), reverse=True)

@@ -11,9 +11,9 @@ from block_manager.cache_rules import CachedSequence, Growth, Pair, PrefixHit
 from block_manager.hashing import HashChain, HashRename
 from block_manager.ledger import Ledger
 from block_manager.pool import BlockPool
-from block_manager.rules.cache_groups import NULL, longest_hit, num_behind, num_leading
+from block_manager.rules.cache_groups import NULL, longest_hit, next_behind, num_behind, num_leading, take_behind
 from block_manager.rules.pool_rules import PoolRules
-from block_manager.rules.prefix_book import PrefixBook, TableEnd
+from block_manager.rules.prefix_book import NEVER, PrefixBook, TableEnd
 from block_manager.rules.state_tables import StateTables
 
 
@@ -23,6 +23,8 @@ class V1PoolRules(PoolRules):
     `window`: sliding window in tokens; blocks behind it are freed while a sequence goes on (`free_out_of_window`).
     None: the whole sequence is attended to. `rename`, `chains`, `group`: those of `PrefixBook`.
     """
+
+    checkpoint_tokens = 0
 
     def __init__(
         self,
@@ -53,9 +55,9 @@ class V1PoolRules(PoolRules):
         return self.window is not None
 
     @property
-    def fast_pool(self) -> Self | None:
-        """These rules; None with a sliding window, behind which fast decode frees nothing."""
-        return None if self.has_windows else self
+    def fast_pool(self) -> Self:
+        """These rules."""
+        return self
 
     @property
     def capacity_tokens(self) -> int:
@@ -157,23 +159,16 @@ class V1PoolRules(PoolRules):
         own = (i for i, block in enumerate(table) if self._pool.refs[block] != len(self.ledger.tables))
         return next(own, len(table))
 
-    def free_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> None:
-        """Free blocks outside the sliding window of the tokens behind the first `num_tokens`, which must be
-        computed.
-
-        Blocks are freed lowest first and replaced by the null block; they stay cached. No-op without a window or
-        without a table.
-        """
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """See `PoolRules.take_out_of_window`."""
         if self.window is None:
-            return
+            return []
         table = self.ledger.tables.get(sequence.name, [])
-        first = end = min(len(table), num_behind(num_tokens, self.window, self.ledger.block_size))
-        while first and table[first - 1] != NULL:
-            first -= 1
-        if first == end:
-            return
-        self._pool.release(table[first:end])
-        table[first:end] = [NULL] * (end - first)
+        return take_behind(table, num_behind(num_tokens, self.window, self.ledger.block_size))
+
+    def next_out_of_window(self, num_tokens: int) -> int:
+        """The number of computed tokens from which on blocks are outside the window that were not at `num_tokens`."""
+        return NEVER if self.window is None else next_behind(num_tokens, self.window, self.ledger.block_size)
 
     def commit_sampled(self, sequence: CachedSequence) -> None:
         """Register blocks that a result made full. No-op if the sequence has lost its blocks meanwhile."""
@@ -208,12 +203,12 @@ class V1PoolRules(PoolRules):
 
     # --- one block at a time ------------------------------------------------------------------------------------------
 
-    def append_blocks(self, ends: Sequence[TableEnd]) -> list[int]:
+    def append_blocks(self, ends: Sequence[TableEnd]) -> list[list[int]]:
         """Append one block to each of these tables, in order. None may be about to write into a shared block."""
-        blocks = self._pool.allocate(len(ends))
-        for end, block in zip(ends, blocks, strict=True):
-            end.table.append(block)
-        return blocks
+        added = [[block] for block in self._pool.allocate(len(ends))]
+        for end, blocks in zip(ends, added, strict=True):
+            end.table += blocks
+        return added
 
     def register(self, sequence: CachedSequence, num_tokens: int) -> int:
         """Register full blocks among the first `num_tokens` tokens; returns the length at which the next block is
@@ -225,9 +220,21 @@ class V1PoolRules(PoolRules):
         """The end of its table; it changes until the table is released."""
         return self._prefixes.open_end(sequence)
 
-    def register_blocks(self, ends: Iterable[TableEnd], data: bytes) -> None:
+    def register_blocks(self, ends: Sequence[TableEnd], data: bytes) -> None:
         """Register the next block of each sequence, filled with `data`: little-endian int32 [ends, block_size]."""
-        self._prefixes.register_blocks(ends, data)
+        self.register_next(ends, self.next_hashes(ends, data))
+
+    def next_hashes(self, ends: Iterable[TableEnd], data: bytes) -> list[bytes]:
+        """See `PrefixBook.next_hashes`."""
+        return self._prefixes.next_hashes(ends, data)
+
+    def register_next(self, ends: Iterable[TableEnd], hashes: list[bytes]) -> None:
+        """See `PrefixBook.register_next`."""
+        self._prefixes.register_next(ends, hashes)
+
+    def has_unnamed_checkpoint(self, sequence: CachedSequence) -> bool:
+        """Return False: there are no states."""
+        return False
 
     # --- block needs --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,10 +13,14 @@ from paged_kernels.backend import AttentionBatch
 from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
 from paged_kernels.decoder import (
     DecodeRows,
+    Experts,
+    ExpertWeights,
     Head,
     KeptRows,
+    Mix,
     PackedWeights,
     Program,
+    Route,
     Rows,
     check_groups,
     num_cache_groups,
@@ -74,6 +78,33 @@ class CpuDecoders(WeightPacking):
             torch.get_num_threads(),
         )
         return out
+
+    def mixture(
+        self,
+        rows: torch.Tensor,
+        route: Route,
+        experts: ExpertWeights,
+        shared: torch.Tensor | None,
+        shared_gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See MixtureKernels."""
+        top_k, width = route.routing.top_k, experts.width
+        given = {Rows.NORMED: rows, Rows.SHARED: shared, Rows.SHARED_GATE: shared_gate}
+        buffers = {name: part.contiguous() for name, part in given.items() if part is not None}
+        inner = {Rows.STREAM: width, Rows.GATED: top_k * experts.inner, Rows.PARTS: top_k * width}
+        buffers |= {name: rows.new_empty(len(rows), columns) for name, columns in inner.items()}
+        operators = translated(
+            [
+                replace(route, source=Rows.NORMED),
+                Experts(Rows.NORMED, experts, top_k),
+                Mix(Rows.STREAM, route.routing, has_shared=shared is not None, is_gated=shared_gate is not None),
+            ]
+        )
+        places = np.array([buffers[name].data_ptr() if name in buffers else 0 for name in Rows], np.uint64)
+        widths = np.array([buffers[name].shape[1] if name in buffers else 0 for name in Rows], np.int64)
+        step = CpuStep(places.ctypes.data, widths.ctypes.data, tokens=len(rows), threads=torch.get_num_threads())
+        self._run[rows.dtype, rows.dtype](operators, len(operators), ctypes.byref(step))
+        return buffers[Rows.STREAM]
 
     def runs(self, dtype: torch.dtype, cache_dtype: torch.dtype) -> bool:
         """See DecoderKernels."""
@@ -138,7 +169,7 @@ class CpuProgram:
     def _make_room(self, num_rows: int) -> None:
         if num_rows > self._num_rows:
             for rows in set(Rows) - {Rows.STREAM}:
-                self._rows[rows] = torch.empty(num_rows, self._program.widths[rows], dtype=self._program.dtype)
+                self._rows[rows] = torch.empty(num_rows, self._program.widths.get(rows, 0), dtype=self._program.dtype)
                 self._places[rows] = self._rows[rows].data_ptr()
             self._num_rows = num_rows
 
@@ -149,7 +180,7 @@ def _addresses(of_groups: Iterable[int]) -> NDArray[np.uint64]:
 
 
 def _widths(program: Program) -> NDArray[np.int64]:
-    return np.array([program.widths[rows] for rows in Rows], np.int64)
+    return np.array([program.widths.get(rows, 0) for rows in Rows], np.int64)
 
 
 class CpuDecodeProgram:
@@ -164,7 +195,7 @@ class CpuDecodeProgram:
     def begin(self, rows: DecodeRows, pool: torch.Tensor) -> "CpuDecodeRun":
         """See DecodeProgram."""
         num_rows, program = len(rows.token_ids), self._program
-        buffers = [torch.empty(num_rows, program.widths[name], dtype=program.dtype) for name in Rows]
+        buffers = [torch.empty(num_rows, program.widths.get(name, 0), dtype=program.dtype) for name in Rows]
         places = np.array([buffer.data_ptr() for buffer in buffers], np.uint64)
         num_groups = len(rows.block_tables)
         check_groups(self._num_groups, num_groups)

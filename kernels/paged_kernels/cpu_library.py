@@ -22,7 +22,7 @@ from pathlib import Path
 
 from paged_kernels.cpu_builds import FLAGS, PREBUILT, SOURCES, Build, runnable
 
-ABI = 11
+ABI = 12
 LIBRARY_VARIABLE = "QUIRE_KERNEL_LIBRARY"
 CHOICE_VARIABLE = "QUIRE_CPU_KERNELS"
 CACHE_VARIABLE = "QUIRE_CACHE_DIR"

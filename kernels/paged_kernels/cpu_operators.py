@@ -11,6 +11,8 @@ from paged_kernels.weight_packing import STORED, pointer
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _NORM, _LINEAR, _GATED, _PLACE, _ATTEND, _EMBED, _HEAD, _CHOOSE, _REDUCE, _GATHER = range(10)
+_ROUTER, _ROUTE, _GROUP, _EXPERT_GATED, _EXPERT_DOWN, _MIX = range(10, 16)
+_SCORINGS = {"softmax": 0, "sigmoid": 1}
 _INT, _FLOAT, _I64, _POINTER = ctypes.c_int32, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 
 
@@ -23,7 +25,7 @@ class CpuOperator(ctypes.Structure):
         *((name, _FLOAT) for name in ("eps", "scale", "softcap")),
         ("rotary", _INT),
         *((name, _POINTER) for name in ("weights", "bias", "second", "second_bias")),
-        *((name, _INT) for name in ("stored", "group", "offsets", "half", "cache_group", "chunk")),
+        *((name, _INT) for name in ("stored", "group", "offsets", "half", "cache_group", "chunk", "experts", "chosen")),
     ]
 
 
@@ -50,7 +52,49 @@ class CpuStep(ctypes.Structure):
 
 def translated(operators: Sequence[Operator]) -> ctypes.Array[CpuOperator]:
     """The operators in the library's form; their tensors must outlive it. TypeError for one that the library lacks."""
-    return (CpuOperator * len(operators))(*map(_Translator().operator, operators))
+    made = [one for given in operators for one in _parts(given)]
+    return (CpuOperator * len(made))(*made)
+
+
+def _parts(given: Operator) -> Sequence[CpuOperator]:
+    """One operator of the library for most, some for those of experts."""
+    if isinstance(given, decoder.Route):
+        return _route(given)
+    if isinstance(given, decoder.Experts):
+        return _experts(given)
+    return (_Translator().operator(given),)
+
+
+def _route(given: decoder.Route) -> Sequence[CpuOperator]:
+    routing = given.routing
+    sizes = {"experts": routing.num_experts, "chosen": routing.top_k}
+    if not 0 < routing.top_k <= routing.num_experts == given.router.columns:
+        raise ValueError(
+            f"{routing.top_k} of {routing.num_experts} experts, and a router of {given.router.columns} columns"
+        )
+    router = CpuOperator(
+        kind=_ROUTER, source=given.source, adds=routing.exact, **_product_fields(given.router), **sizes
+    )  # fmt: skip
+    route = CpuOperator(
+        kind=_ROUTE, activation=_SCORINGS[routing.scoring], one_plus=routing.normalised, layer=routing.groups,
+        window=routing.kept_groups, chunk=routing.best_of_group, scale=routing.scale, bias=pointer(routing.bias),
+        half=routing.rounds, **sizes,
+    )  # fmt: skip
+    return router, route, CpuOperator(kind=_GROUP, **sizes)
+
+
+def _experts(given: decoder.Experts) -> Sequence[CpuOperator]:
+    weights, number = given.weights, given.weights.num_experts
+    sizes = {"experts": number, "chosen": given.top_k}
+    gated = CpuOperator(
+        kind=_EXPERT_GATED, source=given.source, target=Rows.GATED, activation=_ACTIVATIONS[weights.activation],
+        **_product_fields(weights.gate_up) | {"columns": weights.inner}, **sizes,
+    )  # fmt: skip
+    down = CpuOperator(
+        kind=_EXPERT_DOWN, source=Rows.GATED, target=Rows.PARTS,
+        **_product_fields(weights.down) | {"columns": weights.width}, **sizes,
+    )  # fmt: skip
+    return gated, down
 
 
 class _Translator:
@@ -126,6 +170,15 @@ class _Translator:
     @operator.register
     def _(self, given: decoder.Choose) -> CpuOperator:
         return CpuOperator(kind=_CHOOSE, columns=given.vocab_size)
+
+    @operator.register
+    def _(self, given: decoder.Mix) -> CpuOperator:
+        routing = given.routing
+        return CpuOperator(
+            kind=_MIX, source=Rows.PARTS, target=given.target, adds=given.adds, half=routing.rounds,
+            layer=Rows.SHARED if given.has_shared else -1, group=Rows.SHARED_GATE if given.is_gated else -1,
+            experts=routing.num_experts, chosen=routing.top_k,
+        )  # fmt: skip
 
     @operator.register
     def _(self, given: decoder.Reduce) -> CpuOperator:

@@ -7,7 +7,7 @@ and write the operators.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from paged_kernels.quantized import QuantizedWeight
 from paged_kernels.ranks import RankSums
 
 Activation = Literal["silu", "gelu_tanh"]
+Scoring = Literal["softmax", "sigmoid"]
 Stored = Literal["plain", "int8", "int4", "fp8"]
 """How packed weights are stored: in their own dtype, or as integers or E4M3 numbers with scales."""
 
@@ -32,6 +33,13 @@ class Rows(IntEnum):
     """Queries, keys and values side by side."""
     ATTENDED = 3
     GATED = 4
+    """Of experts, the rows of all that a row is given to, side by side."""
+    PARTS = 5
+    """Results of a row's experts, side by side."""
+    SHARED = 6
+    """Results of an expert that all rows have."""
+    SHARED_GATE = 7
+    """One element: its sigmoid is the weight of SHARED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +192,93 @@ class Reduce:
     adds: bool = False
 
 
-Operator = Norm | Linear | Gated | RotateAndStore | Attend | Embed | Head | Gather | Choose | Reduce
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a row is given to, from its logits, and their weights in the sum of results.
+
+    Scores are the softmax of the logits, or the sigmoid of each. The `top_k` experts with the highest scores are chosen; their
+    scores, divided by the sum of these if `normalised`, times `scale`, are the weights. `bias`: float32 [num_experts], added to
+    scores for the choice alone. `groups` > 1: the experts are in that many groups of equal size, and chosen from the
+    `kept_groups` with the highest sums of their `best_of_group` highest scores. `exact`: logits are float32, instead of
+    rounded to the rows' dtype. `rounds`: the weights are rounded to the rows' dtype, and results times weights too.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Scoring
+    normalised: bool
+    exact: bool
+    rounds: bool
+    scale: float = 1.0
+    bias: torch.Tensor | None = None
+    groups: int = 1
+    kept_groups: int = 1
+    best_of_group: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Give each row of `source` to experts. `router`: plain weights, one column for each expert."""
+
+    source: Rows
+    router: PackedWeights
+    routing: Routing
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Weights of `num_experts` gated parts: each expert's gate, then its up projection, in one matrix, and each one's down.
+
+    Columns of each of these are multiples of 16.
+    """
+
+    gate_up: PackedWeights
+    down: PackedWeights
+    num_experts: int
+    activation: Activation
+
+    @property
+    def width(self) -> int:
+        """Elements of a result."""
+        return self.down.columns // self.num_experts
+
+    @property
+    def inner(self) -> int:
+        """Elements between both products."""
+        return self.down.depth
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """PARTS = results of the `top_k` experts that each row of `source` was given to last, through GATED."""
+
+    source: Rows
+    weights: ExpertWeights
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """target (+)= the sum of each row's PARTS, weighted and added in the order of experts, and of its row of SHARED.
+
+    `routing`: of PARTS. `has_shared`: False leaves SHARED out. `is_gated`: SHARED is multiplied with the sigmoid of SHARED_GATE.
+    """
+
+    target: Rows
+    routing: Routing
+    adds: bool = False
+    has_shared: bool = False
+    is_gated: bool = False
+
+
+Operator = (
+    Norm | Linear | Gated | RotateAndStore | Attend | Embed | Head | Gather | Choose | Reduce | Route | Experts | Mix
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Operators in order, with `widths` of the row buffers, query heads, block shape and dtype of rows."""
+    """Operators in order, with `widths` of the row buffers that they use, query heads, block shape and dtype of rows."""
 
     operators: Sequence[Operator]
     widths: Mapping[Rows, int]
@@ -401,5 +490,24 @@ class DecoderKernels(Protocol):
         """Memory for steps of up to `num_rows` rows of `kept`, and a program from `Embed` to `Head`.
 
         `pool`: the cache, on the rows' device. None if rows are on the host, where nothing is launched.
+        """
+        ...
+
+
+@runtime_checkable
+class MixtureKernels(DecoderKernels, Protocol):
+    """`DecoderKernels` for programs that may contain `Route`, `Experts` and `Mix`."""
+
+    def mixture(
+        self,
+        rows: torch.Tensor,
+        route: Route,
+        experts: ExpertWeights,
+        shared: torch.Tensor | None,
+        shared_gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What these operators make of `rows` [T, depth]: [T, width].
+
+        `shared` [T, width] and `shared_gate` [T, 1]: rows of SHARED and SHARED_GATE, None without.
         """
         ...

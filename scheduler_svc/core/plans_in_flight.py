@@ -49,9 +49,8 @@ class PlansInFlight:
     def land_as_objects(self, step: int) -> list[SequenceInFlight]:
         """Remove and return all shares of a plan when its result will not be applied; its rows become objects."""
         self._state.fast_rows.dissolve()
-        shares, left = self.land(step), self._state.fast_rows.land(step)
-        rows = [SequenceInFlight(group.sequences[0], 1, before, ticket=ticket) for group, before, ticket in left]
-        return sorted([*shares, *rows], key=lambda flight: flight.ticket)
+        shares = self.land(step)
+        return sorted([*shares, *self._state.fast_rows.land(step)], key=lambda flight: flight.ticket)
 
     def is_reduced(self, step: int) -> bool:
         """True if results of that plan may be ignored (`discard`): it has more to compute than its shares."""

@@ -58,6 +58,7 @@ class Sequence:
 
     `draft_token_ids`: draft tokens that the next step verifies. `num_scheduled_tokens`: its tokens in the step
     planned last. `num_shared_tokens`: tokens that the group's oldest sequence recomputes on behalf of this one.
+    `frees_at`: number of computed tokens from which on more blocks may be behind a window (`sliding_window`).
     """
 
     group: "Group"
@@ -70,6 +71,7 @@ class Sequence:
     num_shared_tokens: int = 0
     num_scheduled_tokens: int = 0
     prefill_end: int = 0
+    frees_at: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
     stop_token_id: int | None = None
     num_preemptions: int = 0
@@ -136,6 +138,7 @@ class Sequence:
     def restart(self) -> None:
         """Reset the computed counters for recomputation; generated tokens are kept."""
         self.num_computed_tokens = self.num_shared_tokens = self.num_scheduled_tokens = 0
+        self.frees_at = 0
         self.prefill_end = len(self.token_ids)
 
     def fork(self, index: int) -> "Sequence":

@@ -261,7 +261,7 @@ def _fast_blocks(share: FastShare) -> list[int]:
     found: list[int] = []
     rows = sorted(share.new_blocks)
     for place, row in zip(np.searchsorted(share.rows, rows).tolist(), rows, strict=True):
-        found += (place, 1, share.new_blocks[row])
+        found += (place, len(share.new_blocks[row]), *share.new_blocks[row])
     return found
 
 

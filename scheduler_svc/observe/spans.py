@@ -96,10 +96,10 @@ class RequestSpans(StepObserver):
             self._take_fast_blocks(plan.fast)
 
     def _take_fast_blocks(self, fast: FastShare) -> None:
-        for row in fast.new_blocks:
+        for row, blocks in fast.new_blocks.items():
             sequence = fast.members[row].sequences[0]
             if (trace := self._traces.get(sequence.request.request_id)) is not None:
-                trace.hold(sequence.name, 1, anew=False)
+                trace.hold(sequence.name, len(blocks), anew=False)
 
     def _take_share(self, entry: ScheduledSequence, moment: PlanMoment) -> None:
         trace = self._traces.get(entry.request_id)

@@ -196,6 +196,15 @@ def test_the_table_names_goals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(goal in result.output for goal in ("B1", "B2", "B3", "B4", "B5", "B6"))
 
 
+def test_cache_groups_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row for each number of groups without and with states; all sequences run, in columns."""
+    monkeypatch.setattr(scheduler_core, "_GROUP_ROWS", 8)
+    found = scheduler_core.of_groups([1, 3])
+    assert [(row["num_groups"], row["has_states"]) for row in found] == [(1, False), (3, False), (1, True), (3, True)]
+    assert all(row["mean_scheduled"] == 8 and row["step_us"] > 0 for row in found)
+    assert len({row["message_bytes"] for row in found}) == 1 and found[1]["block_bytes"] > found[0]["block_bytes"]
+
+
 def test_many_workers_are_measured() -> None:
     """A row for each number of worker groups; all sequences run, and with churn as many arrive as end."""
     rows = many_workers([1, 3], 8, 0.25, num_rounds=8)

@@ -19,8 +19,11 @@ EOS = 7
 Transcript = list[Any]
 
 
-def make(policy: str, seed: int, *, fast_path: bool) -> Scheduler:
-    """A small core; everything about it follows from the seed."""
+MODELS = ("one table", "one window", "groups", "states", "groups and states")
+
+
+def make(policy: str, seed: int, *, fast_path: bool, model: str = MODELS[0]) -> Scheduler:
+    """A small core; everything about it follows from the seed and the model's cache."""
     rng = random.Random(seed)
     budget = rng.choice([5, 8, 16, 40])
     limits = CoreLimits(
@@ -33,15 +36,31 @@ def make(policy: str, seed: int, *, fast_path: bool) -> Scheduler:
         num_cpu_blocks=20 if policy == "quire" else 0,
         long_prefill_token_threshold=rng.choice([0, 0, 3]),
     )
+    limits = with_cache_of(model, limits, rng)
+    knobs = {"sliding_window": rng.choice([1, 3, 6])} if model == "one window" else {}
     if policy != "quire":
-        return presets.build(policy, limits, policy=rng.choice(["fcfs", "priority"]), fast_path=fast_path)
+        return presets.build(policy, limits, policy=rng.choice(["fcfs", "priority"]), fast_path=fast_path, **knobs)
     costs = {
         "compute_token_s": 0.1,
         "swap_block_s": rng.choice([0.0, 0.05, 10.0]),
         "patience_s": rng.choice([0.0, 3.0]),
     }
     restraint = rng.choice([None, "expected_peak"])
-    return presets.build(policy, limits, fast_path=fast_path, restraint=restraint, **costs)
+    return presets.build(policy, limits, fast_path=fast_path, restraint=restraint, **knobs, **costs)
+
+
+def with_cache_of(model: str, limits: CoreLimits, rng: random.Random) -> CoreLimits:
+    """The limits of such a model, whose sequences need more blocks."""
+    windows = (0, 3, rng.choice([4, 9]), *[rng.choice([0, 6])] * rng.randint(0, 2)) if "groups" in model else ()
+    num_states = rng.choice([1, 3]) if "states" in model else 0
+    return replace(
+        limits,
+        num_gpu_blocks=1 + (limits.num_gpu_blocks - 1) * max(1, len(windows)) + 4 * num_states,
+        num_cpu_blocks=limits.num_cpu_blocks * (1 + len(windows)),
+        cache_windows=windows,
+        num_state_blocks=num_states,
+        checkpoint_tokens=rng.choice([4, 8]) if num_states else 0,
+    )
 
 
 class Life:
@@ -111,6 +130,8 @@ class Life:
                 plan.left,
                 plan.finished,
                 plan.ended,
+                plan.states.to_read if plan.states else [],
+                plan.states.to_keep if plan.states else [],
                 plan.num_batched_tokens,
             )
             if not plan.is_empty:
@@ -167,13 +188,13 @@ def canonical(tables: dict[str, list[str]]) -> dict[str, list[int]]:
     return {name: [names.setdefault(b, len(names)) for b in tables[name]] for name in sorted(tables)}
 
 
-def check(policy: str, seeds: range, num_acts: int) -> int:
+def check(policy: str, seeds: range, num_acts: int, model: str = MODELS[0]) -> int:
     """Both lives of every seed are equal; how many shares were fast."""
     num_fast = 0
     for seed in seeds:
-        fast, slow = (Life(make(policy, seed, fast_path=fast), seed) for fast in (True, False))
+        fast, slow = (Life(make(policy, seed, fast_path=fast, model=model), seed) for fast in (True, False))
         for step, (a, b) in enumerate(zip(fast.live(num_acts), slow.live(num_acts), strict=True)):
-            assert a == b, f"seed {seed}, note {step}"
+            assert a == b, f"{model}, seed {seed}, note {step}"
         assert slow.num_fast == 0
         num_fast += fast.num_fast
     return num_fast
@@ -185,8 +206,17 @@ def test_a_life_is_the_same_with_the_fast_path_and_without(policy: str) -> None:
     assert check(policy, range(2), 100) > 50
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS[1:])
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire"])
-def test_many_lives_are_the_same(policy: str) -> None:
+def test_so_is_one_with_windows_groups_or_states(policy: str, model: str) -> None:
+    """The same blocks are freed behind windows in the same order, and the same checkpoints are kept."""
+    assert check(policy, range(4), 100, model) > 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire"])
+def test_many_lives_are_the_same(policy: str, model: str) -> None:
     """The same for many more seeds."""
-    assert check(policy, range(1_000, 1_100), 200) > 7_500
+    assert check(policy, range(1_000, 1_100), 200, model) > 3_000

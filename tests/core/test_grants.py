@@ -1,6 +1,7 @@
 """Decode grants: what a plan grants, what ends a grant, and that nothing else is different with them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,15 @@ Record = Callable[[str, object], None]
 EOS = 7
 
 
-def core_of(policy: str = "quire", *, max_granted_steps: int = 15) -> Scheduler:
-    limits = CoreLimits(block_size=16, num_gpu_blocks=100, max_model_len=200, max_granted_steps=max_granted_steps)
+def core_of(policy: str = "quire", *, max_granted_steps: int = 15, **model: Any) -> Scheduler:
+    limits = CoreLimits(
+        block_size=16, num_gpu_blocks=100, max_model_len=200, max_granted_steps=max_granted_steps, **model
+    )
     return presets.build(policy, limits)
+
+
+GROUPS = {"cache_windows": (0, 20, 9)}
+STATES = {"num_state_blocks": 2, "checkpoint_tokens": 32}
 
 
 def request(name: str, num_prompt: int = 5, max_tokens: int = 100) -> Request:
@@ -63,12 +70,13 @@ def test_a_grant_ends_with_the_first_row_that_ends_or_needs_a_block(policy: str)
     assert not core.has_grant()
 
 
+@pytest.mark.parametrize("model", [{}, GROUPS, STATES, GROUPS | STATES])
 @pytest.mark.parametrize("policy", GRANTING)
-def test_steps_are_the_same_with_and_without_grants(policy: str) -> None:
+def test_steps_are_the_same_with_and_without_grants(policy: str, model: dict[str, Any]) -> None:
     """The same sequences, blocks and ends, step by step, as the requests end one after the other."""
     plans: dict[int, list[object]] = {}
     for most in (0, 15):
-        core, repeats = core_of(policy, max_granted_steps=most), 0
+        core, repeats = core_of(policy, max_granted_steps=most, **model), 0
         for number, length in enumerate((70, 12, 33)):
             core.add(request(f"r{number}", num_prompt=5 + number, max_tokens=length))
         plans[most] = []
@@ -76,7 +84,9 @@ def test_steps_are_the_same_with_and_without_grants(policy: str) -> None:
             is_granted = core.has_grant()
             [plan] = [core.repeat(0.0)] if is_granted else core.schedule(0.0)
             repeats += is_granted
-            plans[most].append((plan.scheduled, plan.free_gpu, core.block_tables()))
+            kept = plan.states.to_keep if plan.states is not None else []
+            assert not (is_granted and kept)
+            plans[most].append((plan.scheduled, plan.free_gpu, kept, core.block_tables()))
             answer(core, plan)
         assert (repeats > 30) == bool(most)
     assert plans[0] == plans[15]
@@ -188,8 +198,8 @@ def test_a_request_is_told_of_a_step_that_was_begun_by_a_grant() -> None:
     ]
 
 
-def _lives(policy: str, num_lives: int) -> str:
-    lives = [granting_life(policy, seed) for seed in range(num_lives)]
+def _lives(policy: str, num_lives: int, **model: bool) -> str:
+    lives = [granting_life(policy, seed, **model) for seed in range(num_lives)]
     num_steps, num_repeats = (sum(getattr(life, name) for life in lives) for name in ("num_steps", "num_repeats"))
     assert num_repeats > num_steps / 10
     return f"grants under {policy}: {num_lives} lives, {num_steps} steps, of which {num_repeats} by grants"
@@ -199,6 +209,13 @@ def _lives(policy: str, num_lives: int) -> str:
 def test_lives_with_grants(policy: str, record_property: Record) -> None:
     """Whatever happens while steps are granted: every token once and as without grants, all blocks free at the end."""
     record_property("size", _lives(policy, 3))
+
+
+@pytest.mark.parametrize("model", [{"grouped": True}, {"states": True}, {"grouped": True, "states": True}])
+@pytest.mark.parametrize("policy", GRANTING)
+def test_lives_with_grants_and_other_caches(policy: str, model: dict[str, bool], record_property: Record) -> None:
+    """The same with cache groups or states: no granted step keeps a checkpoint."""
+    record_property("size", _lives(policy, 3, **model))
 
 
 @pytest.mark.long

@@ -301,14 +301,19 @@ def test_the_distance_of_checkpoints_is_whole_blocks() -> None:
     assert LIMITS.cache_windows == (0,) and replace(LIMITS, cache_windows=(6,)).cache_windows == (6,)
 
 
-def test_sequences_with_states_do_not_move_and_are_not_repeated_without_a_plan() -> None:
-    """Images of blocks are of one table; no plan grants steps."""
+def test_sequences_with_states_do_not_move_and_checkpoints_are_kept_by_plans() -> None:
+    """Images of blocks are of one table. Fast decode plans all steps of decode but those that keep a checkpoint."""
     limits: dict[str, Any] = {"max_granted_steps": 4}
     core = presets.build("quire", replace(LIMITS, **limits), pools=[PoolSize(65), PoolSize(65)], batch_queue=1)
     core.add(make_request("a", 9, 20))
-    for _ in range(5):
+    decodes = []
+    for _ in range(12):
         for plan in core.schedule(0.0):
-            assert plan.grant is None and plan.fast is None
             if not plan.is_empty:
+                kept = [blocks.num_tokens for blocks in plan.states.to_keep] if plan.states else []
+                decodes.append((plan.fast is not None, kept))
                 core.update(answer(plan))
+    assert decodes[0] == (False, [8])
+    assert [at for at, (is_fast, _) in enumerate(decodes) if not is_fast] == [0, 7]
+    assert decodes[7] == (False, [16])
     assert running(core) == ["a"] and live_move.movable(core.workers[0]) == []

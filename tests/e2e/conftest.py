@@ -8,10 +8,13 @@ import pytest
 from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
+from tests.e2e.state_stacks import tight_for_states
+from tests.support.checkpoints import SAMPLE_STATE_FAMILIES
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.sizes import MASK_BUDGET_MS, SMALL_STEP
 from tests.support.stack.supervised import BUG, Supervised, supervised
 from tests.support.worker.adapter_folders import make_adapter
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +61,32 @@ def killable(
             *("--dtype", "float32", "--max-model-len", "256", "--mask-budget-ms", str(MASK_BUDGET_MS)),
             *("--swap-space", "16MiB", "--num-gpu-blocks-override", "20"),
         ),
+        scheduler_args=("--max-num-seqs", "16"),
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def state_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with Mamba-2 beside attention in each layer."""
+    return state_checkpoint(SAMPLE_STATE_FAMILIES[0], tmp_path_factory.mktemp("states") / "model")
+
+
+@pytest.fixture(scope="session")
+def state_killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
+    """Kills the workers of `killable_states` from within."""
+    return Killer(tmp_path_factory.mktemp("state-kills"))
+
+
+@pytest.fixture(scope="session")
+def killable_states(state_model: Path, state_killer: Killer) -> Iterator[Supervised]:
+    """The services of a model with states, in few blocks, with chunks, swaps and checkpoints close to each other. To be killed."""
+    with supervised(
+        model=state_model,
+        environ=state_killer.environ,
+        policy_set=("restraint=null", "preemption_mode=swap"),
+        max_num_batched_tokens=64,
+        worker_args=tight_for_states(state_model),
         scheduler_args=("--max-num-seqs", "16"),
     ) as running:
         yield running

@@ -15,25 +15,33 @@ from quire.built_in_model import default_model
 from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.checkpoints import FAMILIES, SAMPLE_STATE_FAMILIES, STATE_FAMILIES
 from tests.support.stack.oracle import Expected, Job, expected, greedy_after, mixed_jobs
+from tests.support.stack.supervised import Supervised
+from tests.support.worker.driver import limits_of
+from tests.worker.families.tiny_checkpoints import family_checkpoint
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4
 # Outputs of as many requests are made by `generate`; those of the others are checked in one pass each, which is ten times faster.
 _GENERATED = 16
 # 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
-# others to end.
-_TIGHT = {
-    "worker_args": ("--dtype", "float32", "--num-gpu-blocks-override", "32", "--max-model-len", "256"),
-    "scheduler_args": ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--set", "restraint=null"),
-}
+# others to end. Of models with states, those of three requests have theirs beside them.
+_SCHEDULER_ARGS = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--set", "restraint=null")
+_NUM_BLOCKS, _NUM_STATES = 32, 3
 
 
 def _checkpoint(name: str, folder: Path) -> tuple[Path, int]:
     if name == TINY:
         return default_model(), 4000
-    return make_checkpoint(name, folder / name), 510
+    return family_checkpoint(name, folder / name), 510
+
+
+def _worker_args(path: Path) -> tuple[str, ...]:
+    limits = limits_of(path)
+    num_blocks = _NUM_BLOCKS + _NUM_STATES * limits.num_state_blocks
+    args = ("--dtype", "float32", "--num-gpu-blocks-override", str(num_blocks), "--max-model-len", "256")
+    return (*args, "--checkpoint-tokens", "32") if limits.num_state_blocks else args
 
 
 def _ask(client: Client, job: Job) -> RequestOutput:
@@ -54,7 +62,7 @@ def _compare(name: str, count: int, folder: Path) -> str:
     if name != TINY:
         long = expected(path, Job(mixed_jobs(count, vocab_size)[0].prompt, 48))
         assert len(set(long.token_ids)) >= 15, "the model says too little to be a witness"
-    with LocalStack(model=path, **_TIGHT) as stack:
+    with LocalStack(model=path, worker_args=_worker_args(path), scheduler_args=_SCHEDULER_ARGS) as stack:
         return _compare_on(stack, name, path, mixed_jobs(count, vocab_size))
 
 
@@ -70,6 +78,7 @@ def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> st
         for output, want in zip(outputs, wanted, strict=True):
             _check(output, want)
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
+        assert sum(output.num_cached_tokens or 0 for output in outputs) > 0, "prompts that came before were to hit"
     num_tokens = sum(len(want.token_ids) for want in wanted)
     return f"equal to generate: {name}, {len(jobs)} requests at once, {num_tokens} tokens"
 
@@ -79,9 +88,17 @@ def test_answers_are_those_of_generate(tight: LocalStack, record_property: Calla
     record_property("size", _compare_on(tight, TINY, default_model(), mixed_jobs(16, 4000)))
 
 
+def test_answers_of_a_model_with_states_are_those_of_generate(
+    state_model: Path, killable_states: Supervised, record_property: Callable[[str, object], None]
+) -> None:
+    """The same for a model with states, whose prefixes end at checkpoints."""
+    name = SAMPLE_STATE_FAMILIES[0]
+    record_property("size", _compare_on(killable_states.stack, name, state_model, mixed_jobs(16, 510)))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [TINY, *FAMILIES])
+@pytest.mark.parametrize("name", [TINY, *FAMILIES, *STATE_FAMILIES])
 def test_answers_of_every_family_are_those_of_generate(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

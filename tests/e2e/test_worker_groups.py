@@ -91,13 +91,24 @@ class Troubles:
 
 def survive(running: Supervised, troubles: Troubles, seed: int) -> str:
     """Kills and drains at random moments while requests of all kinds go on; what was done."""
-    address, cases, rng = running.stack.grpc_address, kill_requests.cases(), random.Random(seed)
+    address, cases = running.stack.grpc_address, kill_requests.cases()
     expected = kill_requests.undisturbed(address, cases)
-    names = running.stack.options.worker_names
+    num_requests, num_tokens = kill_requests.repeat(address, cases, expected, befall(running, troubles, seed))
+    pool = blocks(running.stack.admin_address)["gpu"]
+    assert pool["free"] == pool["total"]
+    return (
+        f"{NUM_WORKERS} workers, models/tiny, {troubles.policy}: {troubles.num_kills} kills of one, {troubles.num_drains} drains; "
+        f"{num_requests} requests, {num_tokens} tokens, 0 lost or changed"
+    )
 
-    def befall(readings: Readings) -> None:
-        events = ["kill"] * troubles.num_kills + ["drain"] * troubles.num_drains
-        rng.shuffle(events)
+
+def befall(running: Supervised, troubles: Troubles, seed: int) -> Callable[[Readings], None]:
+    """Kills and drains one worker after the other, while others run steps."""
+    names, rng = running.stack.options.worker_names, random.Random(seed)
+    events = ["kill"] * troubles.num_kills + ["drain"] * troubles.num_drains
+    rng.shuffle(events)
+
+    def harm(readings: Readings) -> None:
         with AdminClient(running.stack.admin_address) as admin:
             for event in events:
                 readings.wait_for(readings.num_tokens + rng.randint(20, 200))
@@ -108,13 +119,7 @@ def survive(running: Supervised, troubles: Troubles, seed: int) -> str:
                 else:
                     drain_and_undo(admin, number)
 
-    num_requests, num_tokens = kill_requests.repeat(address, cases, expected, befall)
-    pool = blocks(running.stack.admin_address)["gpu"]
-    assert pool["free"] == pool["total"]
-    return (
-        f"{NUM_WORKERS} workers, models/tiny, {troubles.policy}: {troubles.num_kills} kills of one, {troubles.num_drains} drains; "
-        f"{num_requests} requests, {num_tokens} tokens, 0 lost or changed"
-    )
+    return harm
 
 
 def wait_ready(admin: AdminClient, least: int) -> None:

@@ -11,7 +11,7 @@ from tests.kernels.programs import Cache
 
 ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")}
 EPS = 1e-5
-_, _, HEADS, ATTENDED, _ = Rows
+HEADS, ATTENDED = Rows.HEADS, Rows.ATTENDED
 Angles = tuple[torch.Tensor | None, torch.Tensor | None]
 
 

@@ -19,7 +19,7 @@ from quire_tools.plan.picture import plan_picture
 from quire_tools.plan.request import Wanted, answered
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.state_shapes import STATE_SHAPES, StateFigures
-from tests.worker.states.checkpoints import state_checkpoint
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model.states.layout import default_checkpoint_tokens
 from worker_svc.settings import WorkerSettings

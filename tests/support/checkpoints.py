@@ -28,6 +28,13 @@ MIXTURES = (
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
+# Recurrent states and convolutions beside attention: gated delta nets, Mamba-2 and Mamba, Kimi's delta attention. Their checkpoints
+# are made by `tests/worker/families/tiny_checkpoints.py`.
+STATE_FAMILIES = (
+    "lfm2", "lfm2_moe", "jamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "falcon_h1", "nemotron_h", "bamba",
+    "granitemoehybrid", "kimi_linear", "olmo_hybrid",
+)  # fmt: skip
+SAMPLE_STATE_FAMILIES = ("falcon_h1",)
 VOCAB_SIZE = 512
 EOS_TOKEN_ID = 511
 BOS_TOKEN_ID = 510

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker_svc.rows.batch import PackedTokens
-from worker_svc.rows.states import NO_ENDS, RowStates, StateBlocks
+from worker_svc.rows.states import NO_ENDS, RowStateBlocks, RowStates
 
 LONGEST = 64
 """Positions that dummy sequences may reach, even if `max_model_len` is smaller."""
@@ -50,4 +50,4 @@ def _states(chunks: Sequence[Chunk], blocks: NDArray[np.int32] | None) -> RowSta
     if blocks is None:
         return None
     rows, starts = (np.array(column, np.int32) for column in zip(*((c.row, c.start) for c in chunks), strict=True))
-    return RowStates(rows, blocks[rows], blocks[rows], starts, StateBlocks.none(blocks.shape[1]), NO_ENDS)
+    return RowStates(rows, blocks[rows], blocks[rows], starts, RowStateBlocks.none(blocks.shape[1]), NO_ENDS)

@@ -22,6 +22,7 @@ from paged_kernels.quantized import FLOAT8, quantized
 from worker_svc.model.checkpoint import Checkpoint
 from worker_svc.model.fused.packed_files import Pack, PackedFiles
 from worker_svc.model.fused.packed_linear import PackedLinear, joint_bias, views
+from worker_svc.model.fused.packed_mixture import PackedMixture
 from worker_svc.model.kept_files import FileStamp, content_digest
 from worker_svc.model.weight_reader import is_left_out
 from worker_svc.settings import WorkerSettings
@@ -47,8 +48,13 @@ class PackedCache:
         return (self.files.load(self.key) if self._is_current() else None) or ()
 
     def save(self, model: PreTrainedModel) -> None:
-        """Keep the packed weights of a model that was loaded from these files, unless they have changed meanwhile."""
-        if self._is_current():
+        """Keep the packed weights of a model that was loaded from these files, unless they have changed meanwhile.
+
+        Nothing is kept of a model with quantized experts: files hold linear modules alone.
+        """
+        if any(isinstance(module, PackedMixture) and module.is_quantized for module in model.modules()):
+            log.info("packed weights are not kept, because the model has quantized experts: every start packs again")
+        elif self._is_current():
             self.files.save(self.key, _packs(model))
 
     def _is_current(self) -> bool:

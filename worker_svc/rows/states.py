@@ -13,7 +13,7 @@ IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class StateBlocks:
+class RowStateBlocks:
     """Places of the states of `rows` [k] after `num_tokens` [k] tokens: `block_ids` [k, blocks of a sequence's states]."""
 
     rows: IntArray
@@ -21,23 +21,23 @@ class StateBlocks:
     block_ids: IntArray
 
     @classmethod
-    def none(cls, num_blocks: int = 0) -> "StateBlocks":
+    def none(cls, num_blocks: int = 0) -> "RowStateBlocks":
         """No places."""
         empty = np.zeros(0, np.int32)
         return cls(empty, empty, np.zeros((0, num_blocks), np.int32))
 
-    def part(self, chosen: NDArray[np.bool_]) -> "StateBlocks":
+    def part(self, chosen: NDArray[np.bool_]) -> "RowStateBlocks":
         """Those chosen; `chosen` [k]."""
-        return StateBlocks(self.rows[chosen], self.num_tokens[chosen], self.block_ids[chosen])
+        return RowStateBlocks(self.rows[chosen], self.num_tokens[chosen], self.block_ids[chosen])
 
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
     """`states_to_read` and `states_to_keep` of a step. `dropped`: checkpoints that no row of it keeps, because it failed before."""
 
-    read: StateBlocks
-    keep: StateBlocks
-    dropped: StateBlocks
+    read: RowStateBlocks
+    keep: RowStateBlocks
+    dropped: RowStateBlocks
 
     @property
     def num_blocks(self) -> int:
@@ -45,7 +45,7 @@ class StateChanges:
         return int(self.keep.block_ids.max(initial=-1)) + 1
 
 
-NO_STATES = StateChanges(StateBlocks.none(), StateBlocks.none(), StateBlocks.none())
+NO_STATES = StateChanges(RowStateBlocks.none(), RowStateBlocks.none(), RowStateBlocks.none())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,19 @@ class RowStates:
     own: IntArray
     before: IntArray
     starts: IntArray
-    keep: StateBlocks
+    keep: RowStateBlocks
     ends: StateEnds
 
     @classmethod
     def of(cls, rows: IntArray, starts: IntArray, own: IntArray, changes: StateChanges, ends: StateEnds) -> "RowStates":
         """Those of ascending `rows`; changes of other rows are left out."""
         if changes is NO_STATES:
-            return cls(rows, own, own, starts, StateBlocks.none(own.shape[1]), ends)
+            return cls(rows, own, own, starts, RowStateBlocks.none(own.shape[1]), ends)
         read, keep = (part.part(np.isin(part.rows, rows)) for part in (changes.read, changes.keep))
         before = own.copy()
         before[np.searchsorted(rows, read.rows)] = read.block_ids
         places = np.searchsorted(rows, keep.rows).astype(np.int32)
-        return cls(rows, own, before, starts, StateBlocks(places, keep.num_tokens, keep.block_ids), ends)
+        return cls(rows, own, before, starts, RowStateBlocks(places, keep.num_tokens, keep.block_ids), ends)
 
 
 def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_blocks: int) -> StateChanges:
@@ -100,17 +100,17 @@ def read_states(outputs: worker_pb2.SchedulerOutputs, num_blocks: int, num_gpu_b
     )
     _once(read.rows, "states_to_read.rows", "row")
     _once(keep.block_ids.reshape(-1), "states_to_keep.block_ids", "block")
-    return StateChanges(read, keep, StateBlocks.none(num_blocks))
+    return StateChanges(read, keep, RowStateBlocks.none(num_blocks))
 
 
-def _blocks(message: worker_pb2.StateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> StateBlocks:
+def _blocks(message: worker_pb2.StateBlocks, field: str, num_blocks: int, num_gpu_blocks: int) -> RowStateBlocks:
     rows = wire_arrays.unpack(message.rows, f"{field}.rows", minimum=0)
     num_tokens = wire_arrays.unpack(message.num_tokens, f"{field}.num_tokens", length=len(rows), minimum=1)
     length = len(rows) * num_blocks
     ids = wire_arrays.unpack(message.block_ids, f"{field}.block_ids", length=length, minimum=0)
     if len(ids) and (most := int(ids.max())) >= num_gpu_blocks:
         raise InvalidArgument.field(f"{field}.block_ids", f"has block {most}; must be below {num_gpu_blocks}")
-    return StateBlocks(rows, num_tokens, ids.reshape(-1, num_blocks))
+    return RowStateBlocks(rows, num_tokens, ids.reshape(-1, num_blocks))
 
 
 def _once(values: IntArray, field: str, what: str) -> None:
@@ -137,7 +137,9 @@ def check_states(
     return StateChanges(read, keep, changes.keep.part(np.isin(changes.keep.rows, failed)))
 
 
-def _in_batch(part: StateBlocks, field: str, rows: IntArray, failed: IntArray) -> tuple[StateBlocks, NDArray[np.int64]]:
+def _in_batch(
+    part: RowStateBlocks, field: str, rows: IntArray, failed: IntArray
+) -> tuple[RowStateBlocks, NDArray[np.int64]]:
     """The places of rows that have not failed, and where these rows are in the batch."""
     part = part.part(~np.isin(part.rows, failed))
     idle = part.rows[~np.isin(part.rows, rows)]
@@ -146,7 +148,7 @@ def _in_batch(part: StateBlocks, field: str, rows: IntArray, failed: IntArray) -
     return part, np.searchsorted(rows, part.rows)
 
 
-def _blame(part: StateBlocks, bad: NDArray[np.bool_], field: str, what: str) -> None:
+def _blame(part: RowStateBlocks, bad: NDArray[np.bool_], field: str, what: str) -> None:
     if bad.any():
         row, count = int(part.rows[bad][0]), int(part.num_tokens[bad][0])
         raise InvalidArgument.field(f"{field}.num_tokens", f"row {row}, {count} tokens: {what}")

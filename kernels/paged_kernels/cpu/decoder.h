@@ -7,6 +7,9 @@
 // GATHER joins logits of parts of the vocabulary. If the group has ended, both leave rows as they are, and the rest of
 // the list computes with these.
 //
+// A mixture of experts is a few operators: ROUTER to GROUP say which rows an expert gets, EXPERT_GATED and EXPERT_DOWN
+// compute these for all experts, with an expert's rows side by side, and MIX adds a row's results.
+//
 // A list may begin with the lookup of token ids and end with the choice of the next ones.
 #pragma once
 
@@ -15,6 +18,7 @@
 
 #include "attention.h"
 #include "choose.h"
+#include "experts.h"
 #include "float8.h"
 #include "integers.h"
 #include "parallel.h"
@@ -24,12 +28,15 @@
 
 namespace quire {
 
-enum Kind { NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7, REDUCE = 8, GATHER = 9 };
+enum Kind {
+  NORM = 0, LINEAR = 1, GATED = 2, PLACE = 3, ATTEND = 4, EMBED = 5, HEAD = 6, CHOOSE = 7, REDUCE = 8, GATHER = 9,
+  ROUTER = 10, ROUTE = 11, GROUP = 12, EXPERT_GATED = 13, EXPERT_DOWN = 14, MIX = 15
+};
 enum Stored { PLAIN = 0, INT8 = 1, INT4 = 2, FLOAT8 = 3 };
 
 }  // namespace quire
 
-// One operator, filled in by Python (cpu_decoder.py). Pointers that an operator does not use are null.
+// One operator, filled in by Python (cpu_operators.py, cpu_experts.py). Pointers that an operator does not use are null.
 extern "C" struct QuireOperator {
   int32_t kind, in, out, adds;           // buffers; adds: add to the contents of `out`
   int32_t columns, depth;                // LINEAR, GATED, HEAD: of the weights; GATHER: of a rank's; CHOOSE: of the logits
@@ -44,7 +51,12 @@ extern "C" struct QuireOperator {
   int32_t stored, group;                 // LINEAR, HEAD, GATED: a Stored, of both weights; if not PLAIN: depths of a group
   int32_t offsets, half;                 // if not PLAIN, see Groups
   int32_t cache_group, chunk;            // PLACE, ATTEND: the layer's, for block tables and slots; ATTEND
+  int32_t experts, chosen;               // ROUTER to EXPERT_DOWN: how many there are, and how many a row has
 };
+// Of mixtures. ROUTER: adds = logits are not rounded. EXPERT_GATED: `weights` are each expert's gate, then its up projection,
+// EXPERT_DOWN: each expert's; `columns` are those of one. ROUTE: a Routing, activation = scoring, one_plus = normalised; layer,
+// window, chunk = groups, kept, best; bias = its bias. ROUTE, MIX: half = weights, or results times them, are rounded. MIX:
+// layer, group = buffers of a shared expert's results and of their gates, -1 = none.
 
 // Data that a list of operators works on. `pool`: [layers, 2, num_blocks, block elements]. `tables`, `slots`: one for each cache
 // group.
@@ -71,6 +83,11 @@ namespace quire {
 constexpr int ROWS_A_SHARE = 4;
 constexpr int TILES_A_THREAD = 8;
 
+// Memory of one thread.
+struct Room : Scratch {
+  std::vector<char> gathered;  // rows of an expert
+};
+
 // E: element type of rows, T: of the cache.
 template <class E, class T>
 class Decoder {
@@ -78,24 +95,27 @@ class Decoder {
   Decoder(const QuireOperator* operators, int count, const QuireStep& step)
       : operators_(operators), count_(count), step_(step), shares_(new Shares[count]), roundings_(new Shares[count]),
         rounded_(new char[most_rounded(operators, count, step.tokens)]),
+        routes_(new char[most_routes(operators, count, step.tokens)]),
         shape_{step.heads, step.kv_heads, step.head_dim, step.block_size},
-        first_piece_(new int64_t[count]) {
+        first_piece_(new int64_t[count]), num_shares_(new int64_t[count]) {
     for (int group = 0; group < step.groups; ++group) attentions_.emplace_back(step, group, shape_);
-    for (int i = 0; i < count; ++i)
+    for (int i = 0; i < count; ++i) {
+      num_shares_[i] = is_of_experts(operators[i]) ? 0 : count_shares(operators[i]);
       if (operators[i].kind == REDUCE || operators[i].kind == GATHER) {
         first_piece_[i] = ranks(operators[i])->next;
-        ranks(operators[i])->next += num_shares(operators[i]);
+        ranks(operators[i])->next += num_shares_[i];
       }
+    }
   }
 
   void run() {
     Bell bell;
     on_threads(step_.threads, [&] {
-      Scratch scratch;
+      Room room;
       for (int i = 0; i < count_; ++i) {
         const QuireOperator& op = operators_[i];
-        if (is_rounded(op)) share_out(row_shares(), roundings_[i], bell, [&](int64_t share) { round_rows(op, share); });
-        share_out(num_shares(op), shares_[i], bell, [&](int64_t share) { perform(op, share, scratch); });
+        if (is_rounded(op)) share_out(row_shares(rows_in(op)), roundings_[i], bell, [&](int64_t share) { round_rows(op, share); });
+        share_out(num_shares(op), shares_[i], bell, [&](int64_t share) { perform(op, share, room); });
       }
     });
   }
@@ -135,43 +155,62 @@ class Decoder {
 
   static QuireRanks* ranks(const QuireOperator& op) { return static_cast<QuireRanks*>(const_cast<void*>(op.weights)); }
 
-  static bool is_product(const QuireOperator& op) { return op.kind == LINEAR || op.kind == GATED || op.kind == HEAD; }
+  static bool is_of_experts(const QuireOperator& op) { return op.kind == EXPERT_GATED || op.kind == EXPERT_DOWN; }
+  static bool is_product(const QuireOperator& op) {
+    return op.kind == LINEAR || op.kind == GATED || op.kind == HEAD || op.kind == ROUTER || is_of_experts(op);
+  }
 
   static bool is_rounded(const QuireOperator& op) { return is_product(op) && (op.stored == INT8 || op.stored == INT4); }
+
+  static int64_t rows_in(const QuireOperator& op, int64_t tokens) { return op.kind == EXPERT_DOWN ? tokens * op.chosen : tokens; }
+  int64_t rows_in(const QuireOperator& op) const { return rows_in(op, step_.tokens); }
+
+  static size_t most_routes(const QuireOperator* operators, int count, int64_t tokens) {
+    size_t most = 0;
+    for (const auto* op = operators; op < operators + count; ++op)
+      if (op->kind == GROUP) most = std::max(most, Routes::bytes(tokens, op->experts, op->chosen));
+    return most;
+  }
+  Routes routes(const QuireOperator& op) const { return Routes::in(routes_.get(), step_.tokens, op.experts, op.chosen); }
 
   static size_t most_rounded(const QuireOperator* operators, int count, int64_t tokens) {
     size_t most = 0;
     for (const auto* op = operators; op < operators + count; ++op)
-      if (is_rounded(*op)) most = std::max(most, IntegerRows::bytes(tokens, op->depth, op->group));
+      if (is_rounded(*op)) most = std::max(most, IntegerRows::bytes(rows_in(*op, tokens), op->depth, op->group));
     return most;
   }
 
   IntegerRows rounded_rows(const QuireOperator& op) const {
-    return IntegerRows::in(rounded_.get(), step_.tokens, op.depth, op.group);
+    return IntegerRows::in(rounded_.get(), rows_in(op), op.depth, op.group);
   }
 
   void round_rows(const QuireOperator& op, int64_t share) const {
-    const int64_t begin = share * ROWS_A_SHARE, end = std::min(step_.tokens, begin + ROWS_A_SHARE);
+    const int64_t begin = share * ROWS_A_SHARE, end = std::min(rows_in(op), begin + ROWS_A_SHARE);
     for (int64_t row = begin; row < end; ++row) round_row(buffer(op.in), op.depth, op.group, row, rounded_rows(op));
   }
 
-  int64_t row_shares() const { return (step_.tokens + ROWS_A_SHARE - 1) / ROWS_A_SHARE; }
+  static int64_t row_shares(int64_t rows) { return (rows + ROWS_A_SHARE - 1) / ROWS_A_SHARE; }
 
-  int64_t num_shares(const QuireOperator& op) const {
+  int64_t num_shares(const QuireOperator& op) const { return num_shares_[&op - operators_]; }
+
+  int64_t count_shares(const QuireOperator& op) const {
     switch (op.kind) {
-      case LINEAR: case GATED: case HEAD: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
+      case LINEAR: case GATED: case HEAD: case ROUTER: return quire::num_shares(weights<Plain<E>>(op), step_.tokens);
+      case EXPERT_GATED: case EXPERT_DOWN: return *routes(op).num_blocks * int64_t(shares_across(weights<Plain<E>>(op)));
+      case GROUP: return 1;
       case CHOOSE: return step_.tokens;
       case REDUCE: return RankMemory::pieces<E>(step_.tokens * step_.widths[op.in]);
       case GATHER: return step_.tokens * RankMemory::pieces<Float32>(op.columns);
       case ATTEND: return int64_t(attention(op).tiles.size()) * (attention(op).by_head ? shape_.kv_heads : 1);
-      default: return row_shares();
+      default: return row_shares(step_.tokens);
     }
   }
 
-  void perform(const QuireOperator& op, int64_t share, Scratch& scratch) const {
+  void perform(const QuireOperator& op, int64_t share, Room& room) const {
     switch (op.kind) {
-      case LINEAR: case GATED: case HEAD: return multiply(op, share);
-      case ATTEND: return attend_share(op, share, scratch);
+      case LINEAR: case GATED: case HEAD: case ROUTER: case EXPERT_GATED: case EXPERT_DOWN: return multiply(op, share, room);
+      case GROUP: return group(op);
+      case ATTEND: return attend_share(op, share, room);
       case CHOOSE: return choose_next(op, share);
       case REDUCE: return reduce(op, share);
       case GATHER: return gather(op, share);
@@ -180,27 +219,69 @@ class Decoder {
     for (int64_t row = begin; row < end; ++row) {
       if (op.kind == NORM) norm_row(op, row);
       else if (op.kind == EMBED) embed_row(op, row);
+      else if (op.kind == ROUTE) route_row(op, row);
+      else if (op.kind == MIX) mix(op, row);
       else place_row(op, row);
     }
   }
 
-  void multiply(const QuireOperator& op, int64_t share) const {
+  void multiply(const QuireOperator& op, int64_t share, Room& room) const {
     switch (op.stored) {
-      case INT8: return multiply<Grouped<8>>(op, rounded_rows(op), share);
-      case INT4: return multiply<Grouped<4>>(op, rounded_rows(op), share);
-      case FLOAT8: return multiply<Scaled<E>>(op, {buffer(op.in), size_t(op.depth)}, share);
-      default: return multiply<Plain<E>>(op, {buffer(op.in), size_t(op.depth)}, share);
+      case INT8: return multiply<Grouped<8>>(op, rounded_rows(op), share, room);
+      case INT4: return multiply<Grouped<4>>(op, rounded_rows(op), share, room);
+      case FLOAT8: return multiply<Scaled<E>>(op, {buffer(op.in), size_t(op.depth)}, share, room);
+      default: return multiply<Plain<E>>(op, {buffer(op.in), size_t(op.depth)}, share, room);
     }
   }
 
-  template <class Form> void multiply(const QuireOperator& op, const typename Form::Rows& in, int64_t share) const {
+  template <class Form>
+  void multiply(const QuireOperator& op, const typename Form::Rows& in, int64_t share, Room& room) const {
+    if (is_of_experts(op)) return multiply_block<Form>(op, in, share, room);
     E* out = buffer(op.out);  // HEAD has another
     const Ahead next = ahead<Form>(op, share);
     if (op.kind == GATED)
       gated_share(weights<Form>(op), second<Form>(op), op.activation, in, out, step_.tokens, share, next);
     else if (op.kind == HEAD)
       linear_share(weights<Form>(op), in, logits(0, op.window) + op.layer, op.window, step_.tokens, false, share, next);
-    else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next);
+    else if (op.kind == ROUTER) {
+      Weights<E, Form> router = weights<Form>(op);
+      router.exact = op.adds != 0;
+      linear_share(router, in, reinterpret_cast<Float32*>(routes(op).logits), op.columns, step_.tokens, false, share, next);
+    } else linear_share(weights<Form>(op), in, out, step_.widths[op.out], step_.tokens, op.adds != 0, share, next);
+  }
+
+  // Part of the columns of one block of rows, which chose the same expert.
+  template <class Form>
+  void multiply_block(const QuireOperator& op, const typename Form::Rows& in, int64_t share, Room& room) const {
+    const int across = shares_across(weights<Form>(op));
+    const Routes found = routes(op);
+    const Routes::Block& block = found.blocks[share / across];
+    E* out = buffer(op.out) + size_t(block.first) * op.columns;
+    const int64_t next = share + step_.threads;
+    Ahead ahead;
+    if (next < num_shares(op)) ahead = block_weights<Form>(op, found.blocks[next / across].expert, next % across);
+    if (op.kind == EXPERT_GATED) {
+      const auto rows = gathered(in, found.rows + block.first, block.count, room.gathered);
+      gated_share(gate_of<Form>(op, block.expert), up_of<Form>(op, block.expert), op.activation, rows, out, block.count,
+                  share % across, ahead);
+    } else {
+      linear_share(expert<Form>(op, block.expert), in.from(block.first), out, size_t(op.columns), block.count, false,
+                   share % across, ahead);
+    }
+  }
+
+  template <class Form> static Weights<E, Form> expert(const QuireOperator& op, int number) {
+    return weights<Form>(op).part(int64_t(number) * op.columns, op.columns);
+  }
+  template <class Form> static Weights<E, Form> gate_of(const QuireOperator& op, int number) {
+    return weights<Form>(op).part(int64_t(number) * 2 * op.columns, op.columns);
+  }
+  template <class Form> static Weights<E, Form> up_of(const QuireOperator& op, int number) {
+    return weights<Form>(op).part((int64_t(number) * 2 + 1) * op.columns, op.columns);
+  }
+  template <class Form> static Ahead block_weights(const QuireOperator& op, int number, int64_t share) {
+    if (op.kind == EXPERT_DOWN) return {weights_at(expert<Form>(op, number), share)};
+    return {weights_at(gate_of<Form>(op, number), share), weights_at(up_of<Form>(op, number), share)};
   }
 
   // Weights to prefetch: this thread's likely next share, or, after an operator's last one, the next
@@ -210,12 +291,35 @@ class Decoder {
     if (next < count)
       return {weights_at(weights<Form>(op), next), op.kind == GATED ? weights_at(second<Form>(op), next) : nullptr};
     const auto* after = std::find_if(&op + 1, operators_ + count_, is_product);
-    if (after == operators_ + count_ || after->stored != op.stored) return {};
+    if (after == operators_ + count_ || after->stored != op.stored || is_of_experts(*after)) return {};
     const char* first = weights_at(weights<Form>(*after), next - count);
     return {first, first + WIDE * weights<Form>(*after).panel_bytes()};
   }
 
   Float32* logits(int64_t row, int64_t columns) const { return reinterpret_cast<Float32*>(step_.logits) + row * columns; }
+
+  void route_row(const QuireOperator& op, int64_t row) const {
+    const Routes found = routes(op);
+    const Routing routing{op.experts, op.chosen, op.activation, op.one_plus != 0, op.layer, op.window, op.chunk, op.scale,
+                          static_cast<const float*>(op.bias)};
+    routing.choose(found.logits + row * op.experts, found.keys + row * op.experts, found.numbers + row * op.chosen,
+                   found.weights + row * op.chosen);
+    found.template finish_row<E>(row, op.half != 0);
+  }
+
+  // Counts the shares of the mixture too: a thread that comes late to one must find its own number, not a later mixture's.
+  void group(const QuireOperator& op) const {
+    routes(op).group();
+    for (const auto* next = &op + 1; next < operators_ + count_ && next->kind != GROUP; ++next)
+      if (is_of_experts(*next)) num_shares_[next - operators_] = count_shares(*next);
+  }
+
+  void mix(const QuireOperator& op, int64_t row) const {
+    const int64_t width = step_.widths[op.out];
+    const Mixture<E> mixture{buffer(op.in), op.layer < 0 ? nullptr : buffer(op.layer),
+                             op.group < 0 ? nullptr : buffer(op.group), op.half != 0};
+    mixture.mix(routes(op), row, buffer(op.out) + row * width, int(width), op.adds != 0);
+  }
 
   void choose_next(const QuireOperator& op, int64_t row) const {
     const Choice choice = choose(logits(row, op.columns), op.columns);
@@ -285,7 +389,7 @@ class Decoder {
 
   // In a packed row of prompts the longest contexts come last. They are taken first: short work at the end
   // balances the threads.
-  void attend_share(const QuireOperator& op, int64_t share, Scratch& scratch) const {
+  void attend_share(const QuireOperator& op, int64_t share, Room& room) const {
     const GroupAttention& group = attention(op);
     const int heads = group.by_head ? 1 : shape_.kv_heads, shares_a_tile = shape_.kv_heads / heads;
     const size_t place = group.tiles.size() - 1 - size_t(share / shares_a_tile);
@@ -296,7 +400,7 @@ class Decoder {
     const int first = group.by_head ? int(share % shape_.kv_heads) : 0;
     for (int head = first; head < first + heads; ++head) {
       const Chunks<T> next = next_chunks(group, queries, cache, rule, place, head, head + 1 < first + heads);
-      Attention<E, T>(queries, cache, group.places, rule, tile, head).run(next, scratch);
+      Attention<E, T>(queries, cache, group.places, rule, tile, head).run(next, room);
     }
   }
 
@@ -314,8 +418,10 @@ class Decoder {
   const QuireStep& step_;
   std::unique_ptr<Shares[]> shares_, roundings_;
   std::unique_ptr<char[]> rounded_;  // the rows of the product that is computed
+  std::unique_ptr<char[]> routes_;   // of the mixture that is computed
   const Shape shape_;
   std::unique_ptr<int64_t[]> first_piece_;  // of each REDUCE and GATHER
+  std::unique_ptr<int64_t[]> num_shares_;   // of each operator
   std::vector<GroupAttention> attentions_;  // of each cache group
 };
 

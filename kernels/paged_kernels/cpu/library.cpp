@@ -224,4 +224,4 @@ extern "C" void quire_choose(const void* logits, int64_t rows, int64_t columns, 
 extern "C" void quire_use_threads(ParallelRegion region) { parallel_region = region; }
 
 // Incremented with every change of a signature or a layout above.
-extern "C" int quire_kernels_abi() { return 11; }
+extern "C" int quire_kernels_abi() { return 12; }

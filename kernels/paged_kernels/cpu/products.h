@@ -84,6 +84,14 @@ struct Fetch {
   }
 };
 
+// Rows of one matrix, `stride` elements apart.
+template <class E>
+struct PlainRows {
+  const E* at;
+  size_t stride;
+  PlainRows from(int64_t row) const { return {at + row * stride, stride}; }
+};
+
 // Weights of type E, stored as they are. A form of Weights: the rows that it multiplies, its panels, and `tile`.
 template <class E>
 struct Plain : PlainPanels<E> {
@@ -92,12 +100,7 @@ struct Plain : PlainPanels<E> {
   // window of instructions, too few reads are in flight.
   static constexpr int FETCHED_AHEAD = LANES > NATIVE_LANES && Factors<E>::PHASES > 1 ? 2048 : 0;
 
-  // Rows of one matrix, `stride` elements apart.
-  struct Rows {
-    const E* at;
-    size_t stride;
-    Rows from(int64_t row) const { return {at + row * stride, stride}; }
-  };
+  using Rows = PlainRows<E>;
 
   // `out` [ROWS][PANELS * 16], float32: sums over the depth. `panel`: bytes from one panel to the next.
   template <int ROWS, int PANELS>
@@ -129,13 +132,14 @@ void tile_of(int rows, const Given&... given) {
   Form::template tile<ROWS, PANELS>(given...);
 }
 
-// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null.
+// Packed weights [depth, columns] of one linear map. `bias`: of type E, or null. `exact`: results are not rounded to E.
 template <class E, class Form = Plain<E>>
 struct Weights {
   const char* packed;
   const E* bias;
   int columns, depth;
   Groups groups = {};
+  bool exact = false;
 
   int units() const { return Form::units(depth, groups); }
   size_t panel_bytes() const { return Form::panel_bytes(depth, groups); }
@@ -146,7 +150,12 @@ struct Weights {
   Vec finished(const float* sum, int column, int lanes) const {
     Vec value = load_vec(reinterpret_cast<const Float32*>(sum));
     if (bias) value += load_vec(bias + column, lanes);
-    return rounded<E>(value);
+    return exact ? value : rounded<E>(value);
+  }
+
+  // Columns `begin` to `begin + count - 1`, both multiples of LANES.
+  Weights part(int64_t begin, int count) const {
+    return {packed + begin / LANES * panel_bytes(), bias ? bias + begin : nullptr, count, depth, groups, exact};
   }
 };
 

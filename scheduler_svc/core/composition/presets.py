@@ -165,7 +165,7 @@ def parts(spec: PolicySpec, ordering: Ordering, state: CoreState, deadlines: Dea
     progress, outputs, phases = _mixed(spec, ordering, state) if spec.has("mixed steps") else _v0(spec, ordering)
     pool = state.cache.device_pool
     if pool is not None and pool.has_windows:
-        outputs = BehindWindow(outputs, pool)
+        outputs = BehindWindow(outputs, pool, state.fast_rows)
     if deadlines is not None:
         phases.insert(0, DropExpired(deadlines))
     return progress, outputs, phases

@@ -70,7 +70,7 @@ def worker_group(
         costs=_first_costs(spec),
     )
     if cache.has_windows:
-        outputs = BehindWindow(outputs, cache)
+        outputs = BehindWindow(outputs, cache, state.fast_rows)
     first_lane, moves = number * lanes.num_lanes, keeps_tables_whole(spec, limits)
     return WorkerGroup(state, phases, lanes, progress, outputs, views, first_lane=first_lane, moves_groups=moves)
 

@@ -2,10 +2,12 @@
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from block_manager.cache_rules import FastPool
 from scheduler_svc.core.fast_decode.rows import FastRows, Ints
 from scheduler_svc.core.parts.interfaces import Progress
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import Group, Sequence
 
 
 class RowProgress(Progress, Protocol):
@@ -34,20 +36,41 @@ class FastBlocks:
         self._rows = rows
         self._cache = cache
 
+    def may_join(self, sequence: Sequence) -> bool:
+        """False while the result of a checkpoint is expected, or if the next step keeps one."""
+        step = self._cache.checkpoint_tokens
+        keeps = step > 0 and (sequence.num_computed_tokens + 1) % step == 0
+        return not (keeps or self._cache.has_unnamed_checkpoint(sequence))
+
+    def leave_for_checkpoints(self) -> None:
+        """Turn the rows that keep a checkpoint in their next step into objects."""
+        step = self._cache.checkpoint_tokens
+        if step and self._rows.members:
+            keeping = np.flatnonzero((self._rows.computed + 1) % step == 0)
+            if len(keeping):
+                self._rows.remove(keeping.tolist())
+
+    def num_steps_alike(self) -> int:
+        """Steps behind that in which each row computes its next token, in which none needs blocks or a checkpoint."""
+        rows, step = self._rows, self._cache.checkpoint_tokens
+        num_steps = int((rows.capacity - rows.computed).min()) - 1
+        return min(num_steps, int((step - 1 - (rows.computed + 1) % step).min())) if step else num_steps
+
     def join(self, groups: list[Group]) -> None:
         """Turn groups into rows."""
         sequences = [group.sequences[0] for group in groups]
         next_full = [self._cache.register(s, 0) for s in sequences]
         self._rows.join(groups, [self._cache.open_end(s) for s in sequences], next_full)
 
-    def append(self, needy: Ints) -> dict[int, int]:
-        """Append one block to each of these rows, in order. Returns the blocks by row."""
+    def append(self, needy: Ints) -> dict[int, list[int]]:
+        """Append one block (of each cache group) to each of these rows, in order. Returns the blocks by row."""
         rows = needy.tolist()
         if not rows:
             return {}
         ends = self._rows.ends
         blocks = self._cache.append_blocks([ends[row] for row in rows])
         self._rows.capacity[needy] += self._rows.block_size
+        self._rows.held[needy] += self._cache.ledger.num_groups
         return dict(zip(rows, blocks, strict=True))
 
     def register(self, full: Ints) -> None:

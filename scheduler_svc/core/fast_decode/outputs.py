@@ -184,9 +184,7 @@ def _as_objects(
         return flights, result
     back = {position: group for position, group in flight.left.items() if not group.is_finished}
     tokens = {g.sequences[0].name: [int(column[i])] for i, g in back.items() if column[i] != NO_TOKEN}
-    before, tickets = flight.computed_before, flight.tickets
-    shares = [SequenceInFlight(g.sequences[0], 1, int(before[i]), ticket=int(tickets[i])) for i, g in back.items()]
-    return [*flights, *shares], replace(result, tokens={**tokens, **result.tokens})
+    return [*flights, *flight.shares(back)], replace(result, tokens={**tokens, **result.tokens})
 
 
 def _by_ticket(flights: list[SequenceInFlight]) -> list[tuple[int, list[SequenceInFlight]]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler_svc.core.entries import SequenceInFlight
 from scheduler_svc.core.request import Group, Sequence
 
 Ints = NDArray[np.int64]
@@ -21,7 +22,7 @@ MAX_STOP_IDS = 4
 NO_TOKEN = -1
 RING_BLOCKS = 4
 _ALL = slice(None)
-_NUM_COUNTERS = 11
+_NUM_COUNTERS = 13
 
 
 @dataclass(slots=True)
@@ -36,6 +37,15 @@ class FastInFlight:
     tickets: Ints
     left: dict[int, Group] = field(default_factory=dict)
 
+    def shares(self, groups: dict[int, Group]) -> list[SequenceInFlight]:
+        """Shares of these groups, by position in the plan, as objects and in order."""
+        places = sorted(groups)
+        columns = places, self.computed_before[places].tolist(), self.tickets[places].tolist()
+        return [
+            SequenceInFlight(groups[place].sequences[0], 1, before, ticket=ticket)
+            for place, before, ticket in zip(*columns, strict=True)
+        ]
+
 
 class FastRows:
     """Owner of the arrays, int64 [rows]. All lengths are in tokens of the whole sequence, prompt included.
@@ -44,7 +54,9 @@ class FastRows:
     - `prompts`: prompt lengths; `ends_at`: prompt length + max_tokens.
     - `may_stop_at`: no stop rule applies below this length.
     - `capacity`: tokens that the block table can hold.
+    - `held`: blocks of the sequence, without null blocks.
     - `next_full`: length at which the next block is full and can be registered.
+    - `frees_at`: as in `Sequence`.
     - `flushed`: tokens already in `token_ids`.
     - `slots`: index in the ring store.
     - `stop_ids`: [MAX_STOP_IDS, rows], -1 = none.
@@ -63,7 +75,9 @@ class FastRows:
     ends_at: Ints
     may_stop_at: Ints
     capacity: Ints
+    held: Ints
     next_full: Ints
+    frees_at: Ints
     flushed: Ints
     slots: Ints
     stop_ids: Ints
@@ -88,7 +102,8 @@ class FastRows:
         """Replace all arrays, in the order of `_counters`."""
         self._columns = columns
         self.tickets, self.known, self.computed, self.placeholders, self.prompts, *others = columns[:_NUM_COUNTERS]
-        self.ends_at, self.may_stop_at, self.capacity, self.next_full, self.flushed, self.slots = others
+        self.ends_at, self.may_stop_at, self.capacity, self.held, *others = others
+        self.next_full, self.frees_at, self.flushed, self.slots = others
         self.stop_ids = columns[_NUM_COUNTERS:]
 
     # --- joining and leaving -------------------------------------------------------------------------------------
@@ -118,7 +133,9 @@ class FastRows:
             num_prompt_tokens + stop.max_tokens,
             num_prompt_tokens + max(1, stop.min_tokens),
             len(end.table) * self.block_size,
+            end.num_held,
             next_full,
+            sequence.frees_at,
             num_tokens,
             self._new_slot(sequence.token_ids, next_full - self.block_size),
             *_stop_ids(sequence),
@@ -195,12 +212,28 @@ class FastRows:
         """Record a plan with these rows as in flight."""
         self.flights[step] = FastInFlight(rows, computed_before, self.tickets[rows])
 
-    def land(self, step: int) -> list[tuple[Group, int, int]]:
-        """Remove a plan after all its rows became objects: (group, computed tokens before it, ticket)."""
-        flight = self.flights.pop(step, None)
+    def due_to_free(self, step: int) -> list[SequenceInFlight]:
+        """Shares of a plan's rows that may have blocks behind a window once its result is applied (`frees_at`)."""
+        flight = self.flights.get(step)
         if flight is None:
             return []
-        return [(g, int(flight.computed_before[i]), int(flight.tickets[i])) for i, g in sorted(flight.left.items())]
+        here = np.flatnonzero(flight.rows >= 0)
+        due = here[flight.computed_before[here] >= self.frees_at[flight.rows[here]]]
+        rows = zip(due.tolist(), flight.rows[due].tolist(), strict=True)
+        return flight.shares({place: self.members[row] for place, row in rows} | flight.left)
+
+    def freed(self, groups: list[Group], num_freed: list[int], frees_at: list[int]) -> None:
+        """Note how many blocks were freed behind windows, and when the next will be, of those groups that are rows."""
+        at = [place for place, group in enumerate(groups) if group.is_fast]
+        if at:
+            rows = self.tickets.searchsorted([groups[place].ticket for place in at])
+            self.held[rows] -= np.take(num_freed, at)
+            self.frees_at[rows] = np.take(frees_at, at)
+
+    def land(self, step: int) -> list[SequenceInFlight]:
+        """Remove a plan after all its rows became objects, and return its shares."""
+        flight = self.flights.pop(step, None)
+        return [] if flight is None else flight.shares(flight.left)
 
     def discard(self, groups: list[Group]) -> None:
         """Ignore results of plans in flight for these groups, which are not rows any more."""

@@ -13,7 +13,7 @@ from scheduler_svc.core.request import Group
 @dataclass(slots=True)
 class FastShare:
     """Rows of `members`, at least one, that compute one token each, at offset `computed_before`. `new_blocks`: by
-    row, where one was added.
+    row, where some were added: one of each cache group.
 
     Shares with the same `batch_signature` have the same rows, each one token further than in the share before.
     """
@@ -22,7 +22,7 @@ class FastShare:
     rows: Ints
     computed_before: Ints
     batch_signature: object = field(default_factory=object)
-    new_blocks: dict[int, int] = field(default_factory=dict)
+    new_blocks: dict[int, list[int]] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Sequence names, in order."""
@@ -44,14 +44,13 @@ class FastShare:
     def _entry(self, row: int, computed_before: int) -> ScheduledSequence:
         group = self.members[row]
         sequence = group.sequences[0]
-        block = self.new_blocks.get(row)
         return ScheduledSequence(
             name=sequence.name,
             request_id=group.request.request_id,
             index=sequence.index,
             num_tokens=1,
             computed_before=computed_before,
-            new_block_ids=[] if block is None else [block],
+            new_block_ids=self.new_blocks.get(row, []),
             fresh=False,
             resumed=False,
             samples=True,

@@ -201,8 +201,9 @@ class PeakForecastAdmission(OpenGate):
         rows = state.fast_rows
         known = rows.known.astype(np.float64)
         left = np.maximum(1.0, np.minimum(rows.ends_at, state.max_total_tokens) - known)
-        blocks = rows.capacity / state.limits.block_size
-        return self._demand_of(known - rows.prompts, left, known, blocks, np.ones(len(rows.members)), state)
+        return self._demand_of(
+            known - rows.prompts, left, known, rows.held.astype(np.float64), np.ones(len(rows.members)), state
+        )
 
     def _of(self, groups: list[Group], state: CoreState) -> BlockDemand:
         firsts = [group.live[0] for group in groups]

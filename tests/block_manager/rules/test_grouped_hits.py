@@ -118,11 +118,11 @@ def test_a_younger_sample_shares_what_the_older_one_still_has() -> None:
     start(rules, older)
     younger = prompt("a/1", range(22), sibling_names=("a/0",))
     assert rules.lookup(younger).num_tokens == 20
-    rules.free_out_of_window(older, 17)
+    rules.free_out_of_window([older], [17])
     table = rules.ledger.tables["a/0"]
     assert table[1::2][:3] == [0, 0, 0]
     assert rules.lookup(younger).block_ids == (*table[:6], table[6], table[7], table[8], table[9])
-    rules.free_out_of_window(older, 22)
+    rules.free_out_of_window([older], [22])
     assert held(rules, 1) == [4, 5]
     assert rules.lookup(younger) == PrefixHit(), "16 tokens need block 2, which is gone, and 20 need block 3"
 

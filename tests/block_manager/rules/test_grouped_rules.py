@@ -57,7 +57,7 @@ def test_each_group_holds_what_its_window_needs(window: int, chunk: int) -> None
             assert rules.can_extend([a], num_tokens)
             rules.extend(a, num_tokens)
         a.num_computed_tokens = end = start_at + num_tokens
-        rules.free_out_of_window(a, start_at)
+        rules.free_out_of_window([a], [start_at])
         assert held(rules, 0) == list(range(-(-end // SIZE)))
         assert held(rules, 1) == list(range(max(0, start_at - window + 1) // SIZE, -(-end // SIZE)))
         assert len(held(rules, 1)) <= -(-(window - 1) // SIZE) + 1 + -(-num_tokens // SIZE)
@@ -77,7 +77,7 @@ def run_alone(rules: GroupedRules[V1PoolRules], num_tokens: int, chunk: int, dep
     steps.append(hit.num_tokens)
     while a.num_computed_tokens < num_tokens:
         if len(steps) == depth:
-            rules.free_out_of_window(a, steps.popleft())
+            rules.free_out_of_window([a], [steps.popleft()])
         if a.num_computed_tokens == len(a.token_ids):
             a.token_ids.append(7)
         step = min(rng.randint(max(1, chunk - 1), chunk), len(a.token_ids) - a.num_computed_tokens)
@@ -165,7 +165,7 @@ def test_growth_is_flat_and_each_group_copies_what_it_shares() -> None:
     growth = go_on(rules, b)
     assert (growth.copies, growth.added, growth.rewritten) == ([(5, 7), (6, 8)], [], True)
     assert rules.ledger.tables["b/0"] == [1, 3, 2, 4, 7, 8] and not go_on(rules, a).copies
-    rules.free_out_of_window(b, 9)
+    rules.free_out_of_window([b], [9])
     assert rules.ledger.tables["b/0"] == [1, 0, 2, 4, 7, 8] and rules.ledger.tables["a/0"] == [1, 3, 2, 4, 5, 6]
     assert integrity.check(rules.ledger) == []
 
@@ -178,7 +178,7 @@ def test_there_and_back_with_null_blocks() -> None:
     rules = made_with_swap([None, 5], 20, 20)
     a = prompt("a/0", range(16))
     start(rules, a)
-    rules.free_out_of_window(a, 16)
+    rules.free_out_of_window([a], [16])
     assert rules.ledger.tables["a/0"] == [1, 0, 2, 0, 3, 0, 4, 8]
     pairs = rules.swap_out([a])
     assert [source for source, _ in pairs] == [1, 2, 3, 4, 8] and rules.num_free_cpu == 15
@@ -234,7 +234,7 @@ def test_the_ledger_answers_by_position() -> None:
     rules = make([None, 5], 20)
     a = prompt("a/0", range(16))
     start(rules, a)
-    rules.free_out_of_window(a, 16)
+    rules.free_out_of_window([a], [16])
     ledger = rules.ledger
     assert (ledger.num_groups, ledger.windows, ledger.room("a/0"), ledger.room("b/0")) == (2, (5,), 16, 0)
     assert ledger.blocks_behind("a/0", 13) == [4, 8] and ledger.blocks_behind("a/0", 8) == [3, 0, 4, 8]
@@ -258,7 +258,7 @@ def test_ranks_of_groups() -> None:
     rules = PerRankRules([make([None, 5], 10, num_ahead=8), make([None, 5], 10, num_ahead=8)])
     a = prompt("a/0", range(16), lane=1)
     start(rules, a)
-    rules.free_out_of_window(a, 16)
+    rules.free_out_of_window([a], [16])
     assert rules.has_windows and rules.num_free_of(1) == 5 and rules.capacity_blocks == 10
     assert rules.ledger.named_tables() == {"a/0": ["g1@1", "g0@1", "g2@1", "g0@1", "g3@1", "g0@1", "g4@1", "g8@1"]}
     assert (rules.ledger.num_groups, rules.ledger.blocks_for(40), rules.capacity_tokens) == (2, 14, 24)

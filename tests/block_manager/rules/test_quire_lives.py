@@ -188,7 +188,7 @@ class QuireLives(RuleBasedStateMachine):
                 after[group] = max(before, (max(0, len(sequence.token_ids) - window + 1)) // SIZE * SIZE)
                 gone = table[group :: self.num_groups][before // SIZE : after[group] // SIZE]
                 num_freed += sum(self.rules.ledger.gpu.refs[block] == 1 for block in gone)
-        self.rules.free_out_of_window(sequence, len(sequence.token_ids))
+        self.rules.free_out_of_window([sequence], [len(sequence.token_ids)])
         assert after == [self._first_in_sight(sequence, group) for group in range(self.num_groups)]
         assert self.rules.num_free_gpu == free + num_freed
 

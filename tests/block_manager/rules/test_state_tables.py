@@ -189,7 +189,8 @@ LONGER = [*range(7), 99, 1]
 def test_no_checkpoint_ends_with_what_may_be_a_draft_token() -> None:
     """R151: tokens of steps in flight may be taken back; the next place that is known is kept."""
     rules = make(distance=4, keeps_unknown=False)
-    assert kept(plan(rules, a := prompt("a/0", range(7)))) == [4]
+    a = prompt("a/0", range(7))
+    assert kept(plan(rules, a)) == [4]
     a.num_placeholders = 3
     assert kept(plan(rules, a, 3)) == []
     a.token_ids += [7, 8]

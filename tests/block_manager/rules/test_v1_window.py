@@ -23,7 +23,7 @@ def looked_ahead(rules: QuireRules, num_tokens: int = 18) -> KnownSequence:
     """A prompt all of whose tokens are computed and whose first three blocks are out of sight."""
     a = prompt("a/0", range(num_tokens))
     start(rules, a)
-    rules.free_out_of_window(a, num_tokens)
+    rules.free_out_of_window([a], [num_tokens])
     assert rules.ledger.tables["a/0"][:3] == [0, 0, 0] and 0 not in rules.ledger.tables["a/0"][3:]
     return a
 
@@ -33,7 +33,7 @@ def test_what_is_behind_the_window_is_free_and_can_still_be_found() -> None:
     rules = make()
     a = looked_ahead(rules)
     assert rules.num_free_gpu == 12 - 2
-    rules.free_out_of_window(a, 18)
+    rules.free_out_of_window([a], [18])
     assert rules.num_free_gpu == 10 and integrity.check(rules.ledger) == []
     again = prompt("b/0", range(18))
     assert rules.lookup(again).num_tokens == 16
@@ -48,7 +48,7 @@ def test_a_table_never_holds_more_than_its_window() -> None:
     for _ in range(50):
         computed = a.num_computed_tokens
         go_on(rules, a)
-        rules.free_out_of_window(a, computed)
+        rules.free_out_of_window([a], [computed])
         assert sum(map(bool, rules.ledger.tables["a/0"])) <= WINDOW // SIZE + 2
     rules.release(a)
     assert rules.num_free_gpu == 12

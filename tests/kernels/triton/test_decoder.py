@@ -36,7 +36,7 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 """Of a row, relative to its norm."""
 STEPS = {torch.int8: 0.02, torch.float8_e4m3fn: 0.1}
 """More of it, where keys and values that lie on the border between two numbers become either."""
-STREAM, NORMED, HEADS, ATTENDED, GATED = Rows
+STREAM, NORMED, HEADS, ATTENDED, GATED = tuple(Rows)[:5]
 
 
 @dataclass

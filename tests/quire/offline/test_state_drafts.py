@@ -10,7 +10,7 @@ from quire import LLM, SamplingParams
 from svc_common.errors import ConfigError
 from tests.support.checkpoints import make_checkpoint
 from tests.support.mtp_checkpoints import make_qwen3_next
-from tests.worker.states.checkpoints import state_checkpoint
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 
 _QUICK, _LONG = (("lfm2", "swap"), ("qwen3_next", "vllm-v1-async"), ("jamba", "recompute")), [pytest.mark.long]
 MODELS = ("lfm2", "jamba", "qwen3_next", "nemotron_h")

@@ -8,7 +8,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from tests.support.worker.generated import greedy, reference_model
-from tests.worker.states.checkpoints import state_checkpoint
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 
 NUM_TOKENS, BLOCK_SIZE = 24, 16
 _QUICK = ("lfm2", "falcon_h1")

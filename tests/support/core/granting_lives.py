@@ -6,7 +6,7 @@ from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.observe.recording.token_alias import TokenAlias
 from tests.support.core.preset_lives import happen
-from tests.support.core.random_policies import Setting
+from tests.support.core.random_policies import Setting, with_groups, with_states
 from tests.support.core.recorded_lives import KEY, RecordedLife
 
 GRANTING = ("quire", "vllm-v1", "vllm-v1-async")
@@ -14,9 +14,18 @@ GRANTING = ("quire", "vllm-v1", "vllm-v1-async")
 
 
 def granting_life(
-    policy: str, seed: int, *, num_events: int = 300, max_granted_steps: int = 7, num_workers: int = 1
+    policy: str,
+    seed: int,
+    *,
+    num_events: int = 300,
+    max_granted_steps: int = 7,
+    num_workers: int = 1,
+    grouped: bool = False,
+    states: bool = False,
 ) -> RecordedLife:
-    """One life from its first request to its last, recorded. The pool of some is short of blocks at times."""
+    """One life from its first request to its last, recorded. The pool of some is short of blocks at times. `grouped`,
+    `states`: of a model with them.
+    """
     rng = random.Random(f"grants {policy} {seed}")
     limits = CoreLimits(
         block_size=8,
@@ -29,7 +38,10 @@ def granting_life(
         max_granted_steps=max_granted_steps,
     )
     pools = (PoolSize(limits.num_gpu_blocks, limits.num_cpu_blocks),) * num_workers if num_workers > 1 else ()
-    life = RecordedLife(Setting(presets.preset(policy), limits, pools), segment_steps=20, alias=TokenAlias(KEY))
+    setting = Setting(presets.preset(policy), limits, pools)
+    setting = with_groups(setting, rng) if grouped else setting
+    setting = with_states(setting, rng) if states else setting
+    life = RecordedLife(setting, segment_steps=20, alias=TokenAlias(KEY))
     life.max_output = 40
     for _ in range(num_events):
         _happen(life, rng)

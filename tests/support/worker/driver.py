@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paged_kernels.decoder import DecodeRows, DecodeRun
+from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common import wire_arrays
 from tests.support.cuda import DEVICE_SETTINGS, DEVICES
@@ -32,6 +33,11 @@ def new_engine(path: Path, *, num_blocks: int = 160, **settings: Any) -> ModelEn
     """An engine before it is loaded."""
     sizes = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": num_blocks, "swap_space_gib": 0.05}
     return ModelEngine(WorkerSettings.of(model=path, **sizes, **on_tests_device(settings)), DEVICES)
+
+
+def limits_of(path: Path, **settings: Any) -> common_pb2.ModelLimits:
+    """What a worker says about the model: with blocks of 16 tokens, how many the states of a sequence take, for example."""
+    return new_engine(path, **settings).load(lambda _stage, _fraction: None)
 
 
 def make_engine(path: Path, *, num_blocks: int = 160, num_cpu_blocks: int = 40, **settings: Any) -> ModelEngine:

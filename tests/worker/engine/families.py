@@ -8,11 +8,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from tests.support.checkpoints import make_checkpoint
 from tests.support.worker import generated
 from tests.support.worker.chaos import EVENTS, STATE_EVENTS, Chaos, origin
 from tests.support.worker.driver import BLOCK_SIZE, make_engine
 from tests.support.worker.generated import BeamRule, Generated, Hypothesis
+from tests.worker.families.tiny_checkpoints import family_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 
 # A few more than asked for may come: rows run several decode steps at a time.
@@ -46,6 +46,12 @@ class Family:
         """Loaded and allocated; what its blocks hold is left from other tests."""
         return make_engine(self.path)
 
+    @property
+    def num_state_blocks(self) -> int:
+        """Blocks of one sequence's states; 0: the family has none."""
+        assert self.engine._loaded is not None
+        return self.engine._loaded.num_state_blocks
+
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> Generated:
         """`generated.greedy`."""
         made = self._greedy.get(tuple(prompt))
@@ -70,7 +76,7 @@ class Families:
 
     def __getitem__(self, name: str) -> Family:
         if name not in self._made:
-            self._made[name] = Family(name, make_checkpoint(name, self._folder / name))
+            self._made[name] = Family(name, family_checkpoint(name, self._folder / name))
         return self._made[name]
 
 

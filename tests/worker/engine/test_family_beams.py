@@ -1,6 +1,6 @@
 """Beams of every family through the whole engine in process: those of `generate(num_beams=4)`, in blocks that force preemption.
 
-Two families here, all of them in `make test-long`; both sizes are printed.
+Some families here, all of them in `make test-long`; both sizes are printed.
 """
 
 import itertools
@@ -13,7 +13,13 @@ from quire import LLM
 from quire.client.outputs import RequestOutput
 from quire.client.sampling_params import BeamSearchParams
 from scheduler_svc.core.plan import StepPlan
-from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.checkpoints import (
+    EOS_TOKEN_ID,
+    FAMILIES,
+    SAMPLE_FAMILIES,
+    SAMPLE_STATE_FAMILIES,
+    STATE_FAMILIES,
+)
 from tests.support.worker.driver import on_tests_device
 from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
@@ -22,6 +28,8 @@ _SCORE_TOLERANCE = 1e-4
 _NUM_TOKENS = 12
 # Of families with many cache groups: few enough that searches are preempted.
 _NUM_BLOCKS_OF_GROUPS = {"gemma4_text": 72, "mimo_v2_flash": 72}
+# Of models with states: two searches would have more.
+_NUM_STATES = 7
 # Every eighth token ends a hypothesis, so that searches end in all the ways there are.
 _ENDS = (*range(3, 500, 8), EOS_TOKEN_ID)
 RULES = [
@@ -32,6 +40,10 @@ RULES = [
 POLICIES = [
     ("vllm-v0", {"preemption_mode": "swap"}, "swap"),
     ("quire", {"restraint": None, "preemption_mode": "recompute", "max_num_batched_tokens": 48}, "recompute"),
+]
+POLICIES_OF_STATES = [
+    ("quire", {"restraint": None, "preemption_mode": "swap", "max_num_batched_tokens": 48}, "swap"),
+    POLICIES[1],
 ]
 Search = tuple[list[int], BeamRule]
 
@@ -100,11 +112,13 @@ def compare(family: Family, policy, names: tuple[str, ...], num_blocks: int, mon
     return f"{family.name}, {policy[0]}, {len(wanted)} searches, {modes.total()} preemptions, {num_copies} copies"
 
 
-@pytest.mark.parametrize("family", SAMPLE_FAMILIES)
-def test_beams_of_two_families(family, families, monkeypatch, record_property):
+@pytest.mark.parametrize("family", [*SAMPLE_FAMILIES, *SAMPLE_STATE_FAMILIES])
+def test_beams_of_some_families(family, families, monkeypatch, record_property):
     """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
     values of `length_penalty`, while blocks are copied on write and swapped."""
-    size = compare(families[family], POLICIES[0], ("p15", "p33"), 18, monkeypatch)
+    num_states = _NUM_STATES * families[family].num_state_blocks
+    policy = (POLICIES_OF_STATES if num_states else POLICIES)[0]
+    size = compare(families[family], policy, ("p15", "p33"), 18 + num_states, monkeypatch)
     record_property("size", f"beams equal to generate: {size}")
 
 
@@ -115,6 +129,17 @@ def test_beams_of_every_family(family, policy, families, monkeypatch, record_pro
     """R21, R25, R94: beams, their order and scores equal those of `generate(num_beams=4)` for each `early_stopping` and three
     values of `length_penalty`, while blocks are copied on write, swapped and recomputed."""
     num_blocks = _NUM_BLOCKS_OF_GROUPS.get(family, 36) if policy[0] == "quire" else 36
+    size = compare(families[family], policy, tuple(prompts_of(1)), num_blocks, monkeypatch)
+    record_property("size", f"beams equal to generate: {size}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", POLICIES_OF_STATES, ids=lambda policy: policy[2])
+@pytest.mark.parametrize("family", STATE_FAMILIES)
+def test_beams_of_families_with_states(family, policy, families, monkeypatch, record_property):
+    """R21, R25, R94: beams of models with states, their order and scores equal those of `generate(num_beams=4)` for each
+    `early_stopping` and three values of `length_penalty`, while states are copied on write, swapped and recomputed."""
+    num_blocks = 30 + _NUM_STATES * families[family].num_state_blocks
     size = compare(families[family], policy, tuple(prompts_of(1)), num_blocks, monkeypatch)
     record_property("size", f"beams equal to generate: {size}")
 

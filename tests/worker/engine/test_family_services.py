@@ -1,5 +1,5 @@
 """Every family through scheduler and worker over gRPC, the next step planned and sent while one runs: tokens and logprobs of
-`generate`, and the step log shows that what could disturb them happened. Two families here, all in `make test-long`.
+`generate`, and the step log shows that what could disturb them happened. Some families here, all in `make test-long`.
 """
 
 import asyncio
@@ -11,15 +11,24 @@ import pytest
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.workers.lane import WorkerLane
-from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, SAMPLE_FAMILIES
+from tests.support.checkpoints import (
+    EOS_TOKEN_ID,
+    FAMILIES,
+    SAMPLE_FAMILIES,
+    SAMPLE_STATE_FAMILIES,
+    STATE_FAMILIES,
+)
 from tests.support.services.harness import Output, Stack, run_async, stack
-from tests.support.worker.driver import new_engine
+from tests.support.worker.driver import BLOCK_SIZE, new_engine
 from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
+from worker_svc.executor.model_engine import ModelEngine
 
 _LONG, _SHORT = 100, 50
 _NUM_BLOCKS, _NUM_BLOCKS_OF_GROUPS = 26, 52
 _OF_MANY_GROUPS = {"gemma4_text": 140, "mimo_v2_flash": 104}
+# So many sequences of models with states have theirs beside those blocks: two choices, or beams and what they copy.
+_NUM_STATES = 6
 _LENGTHS = (8, 17, 30)
 _BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
 
@@ -47,6 +56,10 @@ SERVINGS = [
         frozenset({"multi-step", "swap", "recompute", "copy on write"}),
         cache_groups=False,
     ),
+]
+SERVINGS_OF_STATES = [
+    *SERVINGS[:2],
+    Serving("v1 async", "vllm-v1-async", ("max_num_batched_tokens=64",), frozenset({"recompute", *_MIXED})),
 ]
 
 
@@ -134,26 +147,47 @@ async def run_all(s: Stack, wanted: list[Ask]) -> list[Output]:
     return list(await asyncio.gather(*(s.gateway.end_of(handle) for handle in handles)))
 
 
+def poisoned(engine: ModelEngine) -> ModelEngine:
+    """The same with NaN in blocks that nothing was written to."""
+    inner = engine.allocate
+
+    def allocate(num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        inner(num_gpu_blocks, num_cpu_blocks)
+        engine.cache.device_pool.fill_(float("nan"))
+
+    engine.allocate = allocate
+    return engine
+
+
+def num_blocks(family: Family, serving: Serving) -> int:
+    """Few enough that sequences are preempted."""
+    if family.num_state_blocks:
+        return _NUM_BLOCKS + _NUM_STATES * family.num_state_blocks
+    layer_types = getattr(family.reference.config.get_text_config(), "layer_types", None) or ()
+    has_groups = serving.cache_groups and len(set(layer_types)) > 1
+    return _OF_MANY_GROUPS.get(family.name, _NUM_BLOCKS_OF_GROUPS) if has_groups else _NUM_BLOCKS
+
+
 async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     """All requests at once against generate; says how much there was."""
     wanted, in_flight = asks(), watch_overlap(monkeypatch)
-    has_groups = (
-        serving.cache_groups
-        and len(set(getattr(family.reference.config.get_text_config(), "layer_types", None) or ())) > 1
-    )
     settings = {
-        "num_blocks": _OF_MANY_GROUPS.get(family.name, _NUM_BLOCKS_OF_GROUPS) if has_groups else _NUM_BLOCKS,
+        "num_blocks": num_blocks(family, serving),
         "max_model_len": 256,
         "cache_groups": serving.cache_groups,
+        "checkpoint_tokens": 2 * BLOCK_SIZE if family.num_state_blocks else 0,
     }
     async with stack(
-        make_engine=lambda _: new_engine(family.path, **settings),
+        make_engine=lambda _: poisoned(new_engine(family.path, **settings)),
         policy=serving.policy,
         policy_set=serving.keys,
         max_num_seqs=16,
         overlap=True,
     ) as s:
         outputs = await run_all(s, wanted)
+        if family.num_state_blocks:  # among so many, checkpoints are overwritten before a request could hit them
+            wanted += [max(wanted, key=lambda ask: len(ask.prompt) * (ask.num_choices == 1))] * 2
+            outputs += [(await run_all(s, [ask]))[0] for ask in wanted[-2:]]
         steps = await s.admin.steps()
         await s.admin.assert_all_free()
     for ask, output in zip(wanted, outputs, strict=True):
@@ -167,9 +201,9 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     return f"{family.name}, {serving.name}, {len(wanted)} requests, {len(steps)} steps, {num_overlapped} overlapped"
 
 
-@pytest.mark.parametrize("family", SAMPLE_FAMILIES)
+@pytest.mark.parametrize("family", [*SAMPLE_FAMILIES, *SAMPLE_STATE_FAMILIES])
 @run_async
-async def test_two_families_with_overlap(family, families, monkeypatch, record_property):
+async def test_some_families_with_overlap(family, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, prefix hits, copy
     on write and batches of long and short sequences."""
     size = await compare(families[family], SERVINGS[0], monkeypatch)
@@ -183,5 +217,16 @@ async def test_two_families_with_overlap(family, families, monkeypatch, record_p
 async def test_every_family_with_overlap(family, serving, families, monkeypatch, record_property):
     """Through scheduler and worker with overlap, tokens and beams equal those of `generate`, with chunks, swap, recompute, prefix
     hits, copy on write, multi-step decode and batches of long and short sequences."""
+    size = await compare(families[family], serving, monkeypatch)
+    record_property("size", f"equal to generate through the services: {size}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("serving", SERVINGS_OF_STATES, ids=lambda serving: serving.name)
+@pytest.mark.parametrize("family", STATE_FAMILIES)
+@run_async
+async def test_every_family_with_states_with_overlap(family, serving, families, monkeypatch, record_property):
+    """Through scheduler and worker with overlap, tokens and beams of models with states equal those of `generate`, with chunks,
+    swap, recompute, hits at checkpoints, copies of states and batches of long and short sequences."""
     size = await compare(families[family], serving, monkeypatch)
     record_property("size", f"equal to generate through the services: {size}")

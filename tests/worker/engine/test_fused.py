@@ -27,9 +27,10 @@ from worker_svc.model.fused.packed_linear import PackedLinear, merged
 
 pytestmark = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="programs are the CPU backend's")
 
-GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
-QUICK_FAMILIES = ("qwen2", "gemma2", "phi3")
-ROUNDED_FAMILIES = ("gemma2",)
+MIXED_FAMILIES = ("mixtral", "qwen3_moe", "glm4_moe")
+GATED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", *MIXED_FAMILIES)
+QUICK_FAMILIES = ("qwen2", "gemma2", "phi3", "glm4_moe")
+ROUNDED_FAMILIES = ("gemma2", "qwen3_moe")
 NEW_TOKENS = 10
 TOLERANCE = 2e-4
 FUSED_LOG = "worker_svc.model.fused"

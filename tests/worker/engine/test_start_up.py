@@ -358,9 +358,8 @@ def test_profile_refuses_a_cache_too_small(llama):
 
 
 def test_mixture_of_experts_says_that_invariance_is_off(tmp_path, caplog):
-    """Experts get as many rows as the batch sends them: seen by the check, said once; explicit --invariant is refused."""
-    config = config_of("llama") | {"model_type": "mixtral", "num_local_experts": 4}
-    path = make_model(config, tmp_path / "moe")
+    """On modules, experts get as many rows as the batch sends them: seen by the check, said once; --invariant is refused."""
+    path = make_checkpoint("phimoe", tmp_path / "moe")
     with caplog.at_level(logging.WARNING):
         engine = make_engine(path)
     if engine.invariant:

@@ -3,7 +3,6 @@
 `tried` runs in a process of its own (`table.py`): models may crash, hang and leave settings of transformers changed.
 """
 
-import json
 import math
 import random
 import re
@@ -15,16 +14,16 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from svc_common.errors import ConfigError
-from tests.support.checkpoints import save_random
 from tests.support.worker.driver import make_engine
 from tests.support.worker.generated import Generated
 from tests.worker.engine.families import SPARE, Family, World, check_lives, is_diverse, prompts_of
 from tests.worker.families.forms import DEFAULT, forms_of
 from tests.worker.families.outcomes import DIFFERENT, EQUAL, FAULTS, RAISED, REFUSED, UNKNOWN, Outcome, Trial
+from tests.worker.families.tiny_checkpoints import save_tiny
 from tests.worker.families.tiny_configs import Fields
 
 NUM_TOKENS, NUM_LIVES = 12, 2
@@ -90,24 +89,10 @@ def _outcome(fields: Fields, seed: int) -> Outcome | None:
 
 def _saved(fields: Fields, path: Path, seed: int) -> Path:
     """A tiny random checkpoint. Raises NoTrialError if none can be made."""
-    path.mkdir()
     try:
-        config = AutoConfig.for_model(**fields)
-        save_random(config, path, seed, "float32", vary=vary_constants, auto=AutoModelForCausalLM)
+        return save_tiny(fields, path, seed)
     except Exception as error:
         raise NoTrialError(f"no tiny model: {_line(error)}") from error
-    saved = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    if saved["model_type"] != config.model_type:  # of a whole model, of which the class is the text half
-        config.architectures = saved["architectures"]
-        config.save_pretrained(path)
-    return path
-
-
-def vary_constants(model: PreTrainedModel) -> None:
-    """Add noise to weights that are all equal when created (biases, norms, sinks), which would hide that they are lost."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and bool((parameter == parameter.flatten()[:1]).all()):
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
 def _compared(family: Family) -> Outcome:

@@ -1,5 +1,6 @@
 """Packed weights that a second start maps: the same bits, whatever else is in the folder; and what is packed again."""
 
+import logging
 import os
 import resource
 import subprocess
@@ -243,6 +244,17 @@ def test_only_what_was_checked_is_kept(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(packed_cache, "_LEAST_BYTES", 16 * 2**20)
     loaded(path)
     assert not packed_files(folder)
+
+
+def test_rounded_experts_are_not_kept(tmp_path, folder, caplog):
+    """Files hold linear modules alone: one line says so, and the next start packs again."""
+    path = make_checkpoint("qwen3_moe", tmp_path / "mixture")
+    with caplog.at_level(logging.INFO):
+        first = loaded(path)
+    assert first.model.is_fused
+    assert "packed weights are not kept, because the model has quantized experts" in caplog.text
+    assert not packed_files(folder)
+    assert torch.equal(logits_of(loaded(path)), logits_of(first))
 
 
 # --- a folder that cannot be used ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.support.worker.chaos import Chaos, origin
 from tests.support.worker.driver import Driver, make_engine
 from tests.support.worker.generated import Generated, greedy, reference_model
 from tests.worker.engine.families import prompts_of
-from tests.worker.states.checkpoints import state_checkpoint
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 from tests.worker.states.test_state_models import ON_THE_HOST
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.invariance import RowRule

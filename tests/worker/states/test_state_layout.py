@@ -8,7 +8,7 @@ from svc_common.errors import InvalidArgument
 from worker_svc.model.decoder.module_states import StateKey
 from worker_svc.model.states.batches import PassStates, SequenceBatch, batches_of
 from worker_svc.model.states.layout import HEADER_BYTES, StateShape, default_checkpoint_tokens, layout_of
-from worker_svc.rows.states import RowStates, StateBlocks, StateEnds
+from worker_svc.rows.states import RowStateBlocks, RowStates, StateEnds
 
 
 def states(layer: int, *sizes: int) -> tuple[StateShape, ...]:
@@ -79,7 +79,7 @@ def work(
         own,
         before,
         starts,
-        StateBlocks(kept[:, 0], kept[:, 1], kept[:, 2:]),
+        RowStateBlocks(kept[:, 0], kept[:, 1], kept[:, 2:]),
         StateEnds(*np.array(ends, np.int32).reshape(-1, 2).T),
     )
     return PassStates(of, starts, offsets)

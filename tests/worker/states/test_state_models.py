@@ -12,13 +12,14 @@ from transformers import PreTrainedModel
 from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import ConfigError, FailedPrecondition
+from tests.support.checkpoints import STATE_FAMILIES
 from tests.support.cuda import NEEDS_INVARIANCE, TEST_DEVICE
 from tests.support.worker.adapter_folders import Oracle, make_adapter
 from tests.support.worker.driver import BLOCK_SIZE, Driver, generate, make_engine, new_engine, state_ids_of
 from tests.support.worker.generated import Generated, greedy, last_hidden, reference_model
 from tests.worker.families.outcomes import EQUAL
+from tests.worker.families.tiny_checkpoints import state_checkpoint
 from tests.worker.families.trial import tried
-from tests.worker.states.checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
 from worker_svc.model.architecture import check_one_rank
 from worker_svc.model.checkpoint import model_class, open_checkpoint
@@ -26,10 +27,6 @@ from worker_svc.model.states.sequences import SequenceStates
 
 # Gated delta nets, Mamba-2 and Mamba, convolutions; beside attention in a layer, with experts, and with layers that have neither.
 _QUICK = ("lfm2", "jamba", "qwen3_next", "falcon_h1", "nemotron_h")
-FAMILIES = (
-    "lfm2", "lfm2_moe", "jamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "falcon_h1", "nemotron_h", "bamba",
-    "granitemoehybrid", "kimi_linear", "olmo_hybrid",
-)  # fmt: skip
 NUM_TOKENS = 12
 ON_THE_HOST = pytest.mark.skipif(
     TEST_DEVICE != "cpu", reason="a device is not waited for: rows get NaN instead of an error"
@@ -37,9 +34,9 @@ ON_THE_HOST = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "model_type", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+    "model_type", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.long) for name in STATE_FAMILIES]
 )
-def test_tokens_are_those_of_generate(model_type):
+def test_tokens_of_states_are_those_of_generate(model_type):
     """Tokens equal those of `generate` through chunks, recompute, swap, hits at checkpoints, copies of states and multi-step
     decode, with NaN in all blocks that were freed or never written."""
     if TEST_DEVICE == "fake-cuda" and model_type.startswith("qwen3"):

@@ -135,12 +135,12 @@ def _model(
     return DraftModel(draft.model, (pool,), draft.model.weight_bytes)
 
 
-def _check_states(model: RowModel, whose: str) -> None:
+def _check_states(model: RowModel, owner: str) -> None:
     """Raise ConfigError for a draft model with states: it takes in its proposals, and would have to give them back."""
     if model.state_modules:
         kinds = ", ".join(sorted({each.name for each in model.state_modules}))
         raise ConfigError(
-            f"{whose} layers with states of sequences ({kinds}), from which rejected draft tokens are not taken back: use a draft "
+            f"{owner} layers with states of sequences ({kinds}), from which rejected draft tokens are not taken back: use a draft "
             "model that has attention only, or --drafts ngram",
             reason="DRAFTS_UNSUPPORTED",
         )

@@ -15,7 +15,7 @@ from paged_kernels.decoder import Activation
 
 _ROWS = 3
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
@@ -56,7 +56,17 @@ def activation_form(function: Any) -> Activation | None:
         return None
     x = torch.linspace(-8, 8, 129)
     found = function(x)
-    return next((name for name, ours in _ACTIVATIONS.items() if _close(found, ours(x), x.dtype)), None)
+    return next((name for name, ours in ACTIVATIONS.items() if _close(found, ours(x), x.dtype)), None)
+
+
+def gate_form(function: Any) -> Activation | None:
+    """The activation with which `function` maps gate and up values side by side to activation(gate) * up; None if another."""
+    if not callable(function):
+        return None
+    gate = torch.linspace(-8, 8, 128)
+    up = gate.roll(37) + 1
+    found = function(torch.cat([gate, up])[None])[0]
+    return next((name for name, ours in ACTIVATIONS.items() if _close(found, ours(gate) * up, gate.dtype)), None)
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
 from paged_kernels.decoder import (
@@ -22,6 +22,7 @@ from paged_kernels.decoder import (
     Gather,
     Head,
     KeptRows,
+    MixtureKernels,
     PackedWeights,
     PreparedProgram,
     Program,
@@ -35,6 +36,7 @@ from worker_svc.model.dummy_batch import LONGEST
 from worker_svc.model.fused.elsewhere import StageArrival
 from worker_svc.model.fused.operators import program_of
 from worker_svc.model.fused.packed_linear import WeightOf, pack_all, plain_weight
+from worker_svc.model.fused.packed_mixture import pack_mixtures
 from worker_svc.model.fused.parts import DecoderParts, match
 from worker_svc.model.fused.positions import Entry, enter, scale_of
 
@@ -118,7 +120,7 @@ class FusedDecoder:
         # A multimodal model embeds tokens itself, but not where another stage has done so.
         is_embedded = input_ids is None and not isinstance(self._embedding, StageArrival)
         stream = given["inputs_embeds"].clone() if is_embedded else self._embedding(input_ids)
-        return BaseModelOutputWithPast(last_hidden_state=self._through_program(stream))
+        return MoeModelOutputWithPast(last_hidden_state=self._through_program(stream))
 
     def _through_program(self, stream: torch.Tensor) -> torch.Tensor:
         """Embedded tokens to last hidden states; may work in place."""
@@ -203,6 +205,7 @@ def fuse(model: PreTrainedModel, given: Fusing, kept: Collection[nn.Module] = ()
     gives_back = model.get_memory_footprint() >= _WORTH_DROPPING_BYTES
     pages = CleanFilePages.of_process() if gives_back else CleanFilePages()
     made = _program(model, given, pages)
+    pack_mixtures(model, given.kernels, given.weight_of, pages)
     pack_all(model, given.kernels, model.get_output_embeddings(), given.weight_of, pages, kept)
     return made
 
@@ -229,7 +232,8 @@ def _arrival(decoder: nn.Module) -> StageArrival:
 def _found(decoder: nn.Module, given: Fusing) -> tuple[DecoderParts, Entry] | None:
     """The decoder's parts; None also if running its modules shows that they need to be called differently."""
     try:
-        parts = match(decoder)
+        mixes = isinstance(given.kernels, MixtureKernels) and given.sums is None
+        parts = match(decoder, mixes=mixes)
         if parts is None or not _suits(parts.norm.weight.dtype, given):
             return None
         entry = enter(decoder, parts.embedding, max(given.max_model_len, LONGEST))

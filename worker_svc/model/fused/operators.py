@@ -3,8 +3,9 @@
 Packs its linear modules layer by layer, so that few weights are in memory twice at a time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import nn
@@ -13,9 +14,12 @@ from paged_kernels.backend import CacheShape
 from paged_kernels.decoder import (
     Attend,
     DecoderKernels,
+    Experts,
     Gated,
     HeadNorm,
     Linear,
+    Mix,
+    MixtureKernels,
     Norm,
     Operator,
     PackedWeights,
@@ -29,6 +33,8 @@ from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_groups import LayerPlace
 from worker_svc.model.fused.behaviour import NormForm
+from worker_svc.model.fused.gated_part import GatedPart
+from worker_svc.model.fused.mixture_parts import MixtureParts
 from worker_svc.model.fused.packed_linear import (
     PackedLinear,
     WeightOf,
@@ -39,6 +45,7 @@ from worker_svc.model.fused.packed_linear import (
     put_in_place,
     views,
 )
+from worker_svc.model.fused.packed_mixture import PackedMixture, packed_mixture
 from worker_svc.model.fused.parts import DecoderParts, LayerParts, Norms
 from worker_svc.model.fused.positions import Angles, Entry
 
@@ -67,40 +74,74 @@ def program_of(
         operators += _layer(places[call.layer], layer, angles_of[number], call, packing, sums)
     if parts.last_norm is not None:
         operators.append(_norm(Rows.STREAM, Rows.STREAM, parts.last_norm))
-    heads, gated = _widths(operators)
     width = len(parts.norm.weight)
-    attended = calls[0].num_heads * shape.head_dim
-    widths = {Rows.STREAM: width, Rows.NORMED: width, Rows.HEADS: heads, Rows.ATTENDED: attended, Rows.GATED: gated}
-    return Program(operators, widths, calls[0].num_heads, shape, parts.norm.weight.dtype)
+    widths = {Rows.STREAM: width, Rows.NORMED: width, Rows.ATTENDED: calls[0].num_heads * shape.head_dim}
+    return Program(operators, widths | _widths(operators), calls[0].num_heads, shape, parts.norm.weight.dtype)
 
 
-def _widths(operators: Sequence[Operator]) -> tuple[int, int]:
-    heads = next(op.weights.columns for op in operators if isinstance(op, Linear) and op.target is Rows.HEADS)
-    gated = max(op.gate.columns for op in operators if isinstance(op, Gated))
-    return heads, gated
+def _widths(operators: Sequence[Operator]) -> dict[Rows, int]:
+    """Of the buffers that operators write only; the widest where they differ."""
+    widths: dict[Rows, int] = {}
+    for op in operators:
+        written: list[tuple[Rows, int]] = []
+        if isinstance(op, Linear) and op.target in {Rows.HEADS, Rows.SHARED, Rows.SHARED_GATE}:
+            written = [(op.target, op.weights.columns)]
+        elif isinstance(op, Gated):
+            written = [(Rows.GATED, op.gate.columns)]
+        elif isinstance(op, Experts):
+            written = [(Rows.GATED, op.top_k * op.weights.inner), (Rows.PARTS, op.top_k * op.weights.width)]
+        for rows, columns in written:
+            widths[rows] = max(widths.get(rows, 0), columns)
+    return widths
 
 
 def _layer(
     place: LayerPlace, layer: LayerParts, angles: Angles, call: LayerCall, packing: "_Packing", sums: RankSums | None
 ) -> Iterator[Operator]:
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_attention.before)
-    yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer, layer.projections))
+    yield Linear(Rows.NORMED, Rows.HEADS, packing.packed(layer.attention, layer.projections))
     yield RotateAndStore(place.index, angles.cosines, angles.sines, _head_norm(layer), place.group)
     yield Attend(place.index, call.rule, place.group)
-    yield from _joining(Rows.ATTENDED, packing.packed(layer, ("o_proj",)), layer.around_attention, sums)
+    out = packing.packed(layer.attention, ("o_proj",))
+    yield from _joining(lambda target, adds: Linear(Rows.ATTENDED, target, out, adds), layer.around_attention, sums)
     yield _norm(Rows.STREAM, Rows.NORMED, layer.around_mlp.before)
-    gates = packing.packed(layer, layer.gates)
-    half = gates.columns // 2
-    yield Gated(Rows.NORMED, Rows.GATED, part(gates, 0, half), part(gates, half, half), layer.activation)
-    yield from _joining(Rows.GATED, packing.packed(layer, ("down_proj",)), layer.around_mlp, sums)
-
-
-def _joining(source: Rows, weights: PackedWeights, norms: Norms, sums: RankSums | None) -> Iterator[Operator]:
-    """Add a part's result to the stream, summed over ranks, and through a norm where there is one."""
-    if norms.after is None and sums is None:
-        yield Linear(source, Rows.STREAM, weights, adds=True)
+    if isinstance(layer.mlp, MixtureParts):
+        yield from _mixture(layer.mlp, layer.module, layer.around_mlp, packing)
         return
-    yield Linear(source, Rows.NORMED, weights)
+    yield _gated(layer.mlp, packing)
+    down = packing.packed(layer.mlp.module, ("down_proj",))
+    yield from _joining(lambda target, adds: Linear(Rows.GATED, target, down, adds), layer.around_mlp, sums)
+
+
+def _gated(part_of: GatedPart, packing: "_Packing") -> Gated:
+    gates = packing.packed(part_of.module, part_of.gates)
+    half = gates.columns // 2
+    return Gated(Rows.NORMED, Rows.GATED, part(gates, 0, half), part(gates, half, half), part_of.activation)
+
+
+def _mixture(parts: MixtureParts, layer: nn.Module, norms: Norms, packing: "_Packing") -> Iterator[Operator]:
+    shared = parts.shared
+    if shared is not None:
+        yield _gated(shared, packing)
+        yield Linear(Rows.GATED, Rows.SHARED, packing.packed(shared.module, ("down_proj",)))
+    if parts.gate_name:
+        yield Linear(Rows.NORMED, Rows.SHARED_GATE, packing.packed(parts.module, (parts.gate_name,)))
+    made = packing.mixture(parts, layer)
+    routing, has_shared, is_gated = parts.routing, shared is not None, bool(parts.gate_name)
+    yield made.route
+    yield Experts(Rows.NORMED, made.weights, routing.top_k)
+    yield from _joining(lambda target, adds: Mix(target, routing, adds, has_shared, is_gated), norms, None)
+
+
+def _joining(of: Callable[[Rows, bool], Operator], norms: Norms, sums: RankSums | None) -> Iterator[Operator]:
+    """Add a part's result to the stream, summed over ranks, and through a norm where there is one.
+
+    `of`: the last operator of the part, by its target and whether it adds.
+    """
+    if norms.after is None and sums is None:
+        yield of(Rows.STREAM, True)
+        return
+    yield of(Rows.NORMED, False)
     if sums is not None:
         target = Rows.STREAM if norms.after is None else Rows.NORMED
         yield Reduce(Rows.NORMED, target, sums, adds=norms.after is None)
@@ -127,19 +168,26 @@ class _Packing:
     weight_of: WeightOf
     pages: CleanFilePages
 
-    def packed(self, layer: LayerParts, names: Sequence[str]) -> PackedWeights:
+    def packed(self, owner: nn.Module, names: Sequence[str]) -> PackedWeights:
         """The named modules' weights, merged. Modules that are not views of merged weights yet are replaced by such."""
-        modules = [layer.linear(name) for name in names]
+        modules = [getattr(owner, name) for name in names]
         linears = [module for module in modules if isinstance(module, nn.Linear)]
         if not linears:
             return packed_together(modules)
         whole = merged(self.kernels, linears, self.weight_of)
         made = views(self.kernels, whole, [linear.out_features for linear in linears])
         for name, linear, view in zip(names, linears, made, strict=True):
-            owner = layer.mlp if getattr(layer.mlp, name, None) is linear else layer.attention
             put_in_place(owner, name, view)
             self.pages.drop(linear.weight)
         return whole
+
+    def mixture(self, parts: MixtureParts, layer: nn.Module) -> PackedMixture:
+        """The mixture packed, in place of the module."""
+        assert isinstance(self.kernels, MixtureKernels)
+        name = next(name for name, child in layer.named_children() if child is parts.module)
+        made = packed_mixture(parts, self.kernels, self.weight_of, self.pages)
+        setattr(layer, name, made)
+        return made
 
 
 def packed_tensors(model: nn.Module) -> list[torch.Tensor]:
@@ -154,4 +202,6 @@ def quantized_bytes(model: nn.Module) -> int:
 
 
 def _packed(model: nn.Module) -> list[PackedWeights]:
-    return [module.weights for module in model.modules() if isinstance(module, PackedLinear)]
+    linears = [module.weights for module in model.modules() if isinstance(module, PackedLinear)]
+    mixtures = [module.packed for module in model.modules() if isinstance(module, PackedMixture)]
+    return [*linears, *chain.from_iterable(mixtures)]

@@ -1,20 +1,17 @@
-"""Finds the modules of a decoder that is a chain of attention and gated layers around one stream, by their structure.
+"""Finds the modules of a decoder by their structure: a chain of attention and gated layers, or mixtures, around one stream.
 
 Model names play no role. A match is no proof: `fuse_tried` compares results before the match is relied on.
 """
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 
-from paged_kernels.decoder import Activation
-from worker_svc.model.fused.behaviour import NormForm, activation_form, norm_form
+from worker_svc.model.fused.behaviour import NormForm, norm_form
 from worker_svc.model.fused.elsewhere import Elsewhere, StageArrival
-from worker_svc.model.fused.packed_linear import PackedLinear
-
-_LANES = 16
+from worker_svc.model.fused.gated_part import GatedPart, gated_part, linear_names
+from worker_svc.model.fused.mixture_parts import MixtureParts, mixture_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +29,17 @@ class Norms:
 class LayerParts:
     """Modules of one layer.
 
-    `projections`: of queries, keys and values, or one for all. `gates`: gate and up, or one for both.
+    `projections`: names of the linear modules for queries, keys and values, or of one for all.
     """
 
+    module: nn.Module
     attention: nn.Module
-    mlp: nn.Module
     projections: tuple[str, ...]
-    gates: tuple[str, ...]
-    activation: Activation
+    mlp: GatedPart | MixtureParts
     around_attention: Norms
     around_mlp: Norms
     head_norms: tuple[NormForm, ...]
     """Norms of each query and of each key, or none."""
-
-    def linear(self, name: str) -> nn.Linear | PackedLinear:
-        """A module named in `projections` or `gates`, "o_proj" or "down_proj"."""
-        owner = self.mlp if name in (*self.gates, "down_proj") else self.attention
-        found = getattr(owner, name)
-        assert isinstance(found, nn.Linear | PackedLinear)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +61,8 @@ class DecoderParts:
         return self.layers[0].around_attention.before
 
 
-def match(decoder: nn.Module) -> DecoderParts | None:
-    """The parts of a decoder; None if its structure is not known."""
+def match(decoder: nn.Module, *, mixes: bool) -> DecoderParts | None:
+    """The parts of a decoder; None if its structure is not known. `mixes`: it may have mixtures of experts."""
     layers, embedding = getattr(decoder, "layers", None), getattr(decoder, "embed_tokens", None)
     last_norm = norm_form(getattr(decoder, "norm", None))
     if not isinstance(layers, nn.ModuleList) or last_norm is None:
@@ -84,27 +73,23 @@ def match(decoder: nn.Module) -> DecoderParts | None:
     if len({parameter.dtype for parameter in decoder.parameters()}) > 1:
         return None
     own = [number for number, layer in enumerate(layers) if not isinstance(layer, Elsewhere)]
-    found = [_layer(layers[number]) for number in own]
+    found = [_layer(layers[number], mixes=mixes) for number in own]
     whole = tuple(layer for layer in found if layer is not None)
     if len(whole) != len(found):
         return None
     return DecoderParts(embedding if is_first else None, whole, last_norm if is_last else None, own[0])
 
 
-def _layer(layer: nn.Module) -> LayerParts | None:
+def _layer(layer: nn.Module, *, mixes: bool) -> LayerParts | None:
     children = dict(layer.named_children())
     attention, mlp, norms = children.pop("self_attn", None), children.pop("mlp", None), _norms(children)
     if attention is None or mlp is None or norms is None or _counts(attention) or _weighs(layer):
         return None
-    projections = _linears(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
-    gates = _gates(mlp)
-    if not projections or not gates:
+    projections = linear_names(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj",), last="o_proj")
+    inner, head_norms = gated_part(mlp) or (mixture_parts(mlp) if mixes else None), _head_norms(attention)
+    if not projections or inner is None or head_norms is None:
         return None
-    activation = activation_form(getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None)))
-    head_norms = _head_norms(attention)
-    if activation is None or head_norms is None:
-        return None
-    return LayerParts(attention, mlp, projections, gates, activation, *norms, head_norms)
+    return LayerParts(layer, attention, projections, inner, *norms, head_norms)
 
 
 def _counts(attention: nn.Module) -> bool:
@@ -120,12 +105,6 @@ def _weighs(layer: nn.Module) -> bool:
     return any(isinstance(value, float) and value not in (0.0, 1.0) for value in vars(layer).values())
 
 
-def _gates(mlp: nn.Module) -> tuple[str, ...]:
-    """Names of the gate modules; empty unless gate and up are whole panels each, also where one module computes both."""
-    names = _linears(mlp, ("gate_proj", "up_proj"), ("gate_up_proj",), last="down_proj")
-    return names if sum(getattr(mlp, name).out_features for name in names) % (2 * _LANES) == 0 else ()
-
-
 def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:
     """Norms of attention and gated part, two or four in all. Modules without weights between them (dropout) are ignored."""
     named = {name: child for name, child in children.items() if any(True for _ in child.parameters())}
@@ -139,28 +118,6 @@ def _norms(children: dict[str, nn.Module]) -> tuple[Norms, Norms] | None:
     if inner is None or last is None or len(forms) > 4:
         return None
     return Norms(before, between), Norms(inner, last)
-
-
-def _linears(owner: nn.Module, *choices: tuple[str, ...], last: str) -> tuple[str, ...]:
-    """The first choice that has all its modules, with no other weights but `last` and head norms."""
-    for names in choices:
-        modules = [getattr(owner, name, None) for name in (*names, last)]
-        if (
-            all(type(module) in {nn.Linear, PackedLinear} for module in modules)
-            and _even(modules[:-1])
-            and _no_more(owner, (*names, last))
-        ):
-            return names
-    return ()
-
-
-def _even(linears: Iterable[nn.Module | None]) -> bool:
-    return all(isinstance(linear, nn.Linear | PackedLinear) and linear.out_features % _LANES == 0 for linear in linears)
-
-
-def _no_more(owner: nn.Module, names: tuple[str, ...]) -> bool:
-    with_weights = {name.split(".", 1)[0] for name, _ in owner.named_parameters()}
-    return with_weights <= {*names, "q_norm", "k_norm"}
 
 
 def _head_norms(attention: nn.Module) -> tuple[NormForm, ...] | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc_common.errors import InvalidArgument
-from worker_svc.rows.states import RowStates, StateBlocks, StateEnds
+from worker_svc.rows.states import RowStateBlocks, RowStates, StateEnds
 
 IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
@@ -118,7 +118,7 @@ def _one_by_one(of: LongArray, at: LongArray, row_ends: LongArray) -> tuple[Long
     return np.repeat(of, sizes), np.repeat(at - firsts, sizes) + np.arange(int(sizes.sum()))
 
 
-def _segments_at(segments: _Segments, places: StateBlocks | StateEnds) -> LongArray:
+def _segments_at(segments: _Segments, places: RowStateBlocks | StateEnds) -> LongArray:
     """Of each of these places the segment that ends there; -1 if this pass has none."""
     ends = segments.starts + segments.counts
     beyond = max(int(ends.max()), int(places.num_tokens.max(initial=0))) + 1

@@ -12,7 +12,7 @@ from scheduler_svc.core.parts.step_shares import Share, StepShares
 from scheduler_svc.core.plan_builder import PlanBuilder
 from scheduler_svc.core.policies.mixed.decode_grants import grant_of
 from scheduler_svc.core.policies.mixed.mixed import MixedRunning
-from scheduler_svc.core.request import Group
+from scheduler_svc.core.request import Group, Sequence
 from scheduler_svc.core.state import CoreState
 
 
@@ -31,6 +31,7 @@ class FastRunning:
 
     def run(self, state: CoreState, builder: PlanBuilder) -> None:
         """Schedule running groups by fast decode, or else by `MixedRunning`."""
+        self._blocks.leave_for_checkpoints()
         loose = self._join(state) if len(state.running) > len(self._rows.members) else []
         plain = self._shares.plain(self._rows, loose, state, builder) if self._rows.members else None
         if plain is None or not self._take(*plain, state, builder):
@@ -45,11 +46,14 @@ class FastRunning:
     def _join(self, state: CoreState) -> list[Group]:
         """Turn groups into rows where possible. Returns the running groups that are not rows, in order."""
         loose = self._others(state)
-        joining = [g for g in loose if can_join(g.sequences[0]) and g.sequences[0].name in state.on_worker]
+        joining = [group for group in loose if self._may_join(group.sequences[0], state)]
         if not joining:
             return loose
         self._blocks.join(joining)
         return [group for group in loose if not group.is_fast]
+
+    def _may_join(self, sequence: Sequence, state: CoreState) -> bool:
+        return can_join(sequence) and sequence.name in state.on_worker and self._blocks.may_join(sequence)
 
     def _others(self, state: CoreState) -> list[Group]:
         """Running groups that are not rows, in order; usually the newest ones."""
@@ -69,7 +73,7 @@ class FastRunning:
         """
         rows = self._rows
         crossing = scheduled[(rows.computed >= rows.capacity)[scheduled]]
-        needed = len(crossing)
+        needed = len(crossing) * self._cache.ledger.num_groups
         for sequence, num_tokens in shares:
             needed += self._cache.num_blocks_needed(sequence, num_tokens)
         if needed and needed > self._cache.num_free_gpu:
@@ -77,7 +81,7 @@ class FastRunning:
         at = rows.pick(scheduled)
         before = rows.computed[at].copy()
         full = rows.filled(scheduled, at, before + 1)
-        new_blocks: dict[int, int] = {}
+        new_blocks: dict[int, list[int]] = {}
         for sequence, num_tokens in shares:
             end = rows.row_of(sequence.group)
             crossing, full = self._take_rows(crossing, full, end, new_blocks)
@@ -86,12 +90,12 @@ class FastRunning:
         if len(scheduled):
             builder.fast = FastShare(rows.members, scheduled, before, rows.batch_signature_of(scheduled), new_blocks)
         if not (shares or builder.is_repeat):
-            builder.grant = grant_of(rows, scheduled, state, builder.now)
+            builder.grant = grant_of(rows, scheduled, self._blocks.num_steps_alike(), state, builder.now)
         self._progress.on_scheduled_rows(rows, at)
         builder.budget.take(len(scheduled))
         return True
 
-    def _take_rows(self, crossing: Ints, full: Ints, end: int, new_blocks: dict[int, int]) -> tuple[Ints, Ints]:
+    def _take_rows(self, crossing: Ints, full: Ints, end: int, new_blocks: dict[int, list[int]]) -> tuple[Ints, Ints]:
         """Allocate blocks for rows below `end` that need one, and register the blocks that rows fill. Returns the rest
         of both.
         """

@@ -111,14 +111,15 @@ class RankPreemption:
 
     def _fits_surely(self, plea: Plea, state: CoreState, builder: PlanBuilder) -> bool:
         """Conservative check that the head fits without preemption, even if each running group takes one more
-        block.
+        block of each cache group.
 
         Cheap enough to run in every step.
         """
         if state.num_running_seqs + plea.head.max_num_running_seqs > state.limits.max_num_seqs or self._max_loras:
             return False
         loose = [group for group in state.running if not group.is_fast]
-        needed = sum(self._num_needed(group, state, builder)[1] for group in loose) + len(state.fast_rows.members)
+        needed = sum(self._num_needed(group, state, builder)[1] for group in loose)
+        needed += len(state.fast_rows.members) * state.cache.ledger.num_groups
         needed += self._cache.num_blocks_to_admit(plea.head.live, plea.hit, plea.num_tokens)
         return needed + state.cache.watermark_blocks <= state.cache.num_free_gpu
 
