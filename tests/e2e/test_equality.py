@@ -23,6 +23,9 @@ from tests.worker.families.tiny_checkpoints import family_checkpoint
 
 TINY = "tiny"
 _LOGPROB_TOLERANCE = 1e-4
+# transformers itself gives log probabilities of these up to 1e-3 apart for all tokens in one pass and one by one: norms of their
+# heads divide by values near zero.
+_ROUGH_FAMILIES, _ROUGH_TOLERANCE = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}, 2e-3
 # Outputs of as many requests are made by `generate`; those of the others are checked in one pass each, which is ten times faster.
 _GENERATED = 16
 # 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
@@ -49,11 +52,11 @@ def _ask(client: Client, job: Job) -> RequestOutput:
     return client.generate(list(job.prompt), params, timeout_s=240)
 
 
-def _check(output: RequestOutput, want: Expected) -> None:
+def _check(output: RequestOutput, want: Expected, tolerance: float) -> None:
     got = output.outputs[0]
     assert got.token_ids == want.token_ids
     values = [next(iter(entry.values())).logprob for entry in got.logprobs]
-    assert values == pytest.approx(want.logprobs, abs=_LOGPROB_TOLERANCE)
+    assert values == pytest.approx(want.logprobs, abs=tolerance)
     assert got.finish_reason == "length"
 
 
@@ -68,15 +71,16 @@ def _compare(name: str, count: int, folder: Path) -> str:
 
 def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> str:
     wanted = [expected(path, job) for job in jobs[:_GENERATED]]
+    tolerance = _ROUGH_TOLERANCE if name in _ROUGH_FAMILIES else _LOGPROB_TOLERANCE
     with Client(stack.grpc_address) as client:
         for job, want in zip(jobs[:3], wanted[:3], strict=True):
-            _check(_ask(client, job), want)
+            _check(_ask(client, job), want, tolerance)
         with ThreadPoolExecutor(len(jobs)) as pool:
             outputs = list(pool.map(lambda job: _ask(client, job), jobs))
         for output, job in list(zip(outputs, jobs, strict=True))[_GENERATED:]:
             wanted.append(greedy_after(path, job, output.outputs[0].token_ids))
         for output, want in zip(outputs, wanted, strict=True):
-            _check(output, want)
+            _check(output, want, tolerance)
         assert sum(output.num_preemptions for output in outputs) > 0, "the pool was to force preemption"
         assert sum(output.num_cached_tokens or 0 for output in outputs) > 0, "prompts that came before were to hit"
     num_tokens = sum(len(want.token_ids) for want in wanted)
