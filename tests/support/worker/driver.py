@@ -247,7 +247,10 @@ class Driver:
                     num_tokens=pack([n for _, n, _ in step.changed]),
                     num_new_blocks=pack([len(self.ids(new)) for _, _, new in step.changed]),
                     new_block_ids=pack([block for _, _, new in step.changed for block in self.ids(new)]),
-                    num_draft_tokens=pack([step.drafts.get(row.index, 0) for row, _, _ in step.changed]),
+                    # Empty without drafts, as a scheduler sends it: a step with this column waits for all steps before it.
+                    num_draft_tokens=pack([step.drafts.get(row.index, 0) for row, _, _ in step.changed])
+                    if any(step.drafts.values())
+                    else b"",
                 )
             )
         return message
