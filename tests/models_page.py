@@ -141,9 +141,9 @@ _NOTES = """\
 
 ## Cache groups
 
-Layers with the same window form cache groups of equally many layers (of layers with twice the kv heads of others, each half is a
-layer here), and all groups take blocks from one pool. So many times the
-requests fit into the same memory as with one block table for all layers, by the tokens of a request (blocks of {block_size}):
+Layers with the same window form cache groups of equally many layers, and all groups take blocks from one pool. A layer with twice
+the kv heads of others counts as two. So many times the requests fit into the same memory as with one block table for all layers, by
+the tokens of a request (blocks of {block_size}):
 
 {groups}
 

@@ -78,7 +78,7 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> int:
         """KV bytes of a token over all layers."""
-        return self.block_bytes * self.sizes.num_cached_layers // (self.groups.num_layers * self.question.block_size)
+        return self.block_bytes * self.sizes.num_layers // (self.groups.num_layers * self.question.block_size)
 
     @property
     def num_tokens(self) -> int:
@@ -148,7 +148,7 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
 
 def _groups(sizes: ModelSizes, question: MemoryQuestion) -> CacheGroups:
     if not (question.cache_groups and sizes.windows):
-        return one_group(range(sizes.num_cached_layers))
+        return one_group(range(sizes.num_layers))
     return groups_of(dict(enumerate(sizes.windows)), question.block_size, sizes.max_model_len)
 
 

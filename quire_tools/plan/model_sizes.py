@@ -78,11 +78,6 @@ class ModelSizes:
     windows: tuple[int | None, ...] = ()
     states: tuple[tuple[StateShape, ...], ...] = ()
 
-    @property
-    def num_cached_layers(self) -> int:
-        """Layers that have keys and values."""
-        return len(self.windows) or self.num_layers
-
     def block_bytes(self, num_layers: int, block_size: int) -> int:
         """Bytes of a block over so many layers."""
         return memory.block_bytes(

@@ -88,7 +88,7 @@ def _blocks(plan: MemoryPlan) -> Text:
     if drafts := plan.question.draft_block_bytes:
         head += f" + {size_text(drafts // plan.question.block_size)} of the draft model"
     return Text(
-        f"a token takes {size_text(plan.token_bytes)}: {sizes.num_cached_layers} layers x 2 x {sizes.num_kv_heads} heads x "
+        f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
         f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "
         f"{size_text(plan.block_bytes)}\n"
         f"{_held(plan)}; {plan.num_cpu_blocks} blocks of swap space"

@@ -103,7 +103,7 @@ def test_figures_of_states(model_type: str, tmp_path: Path) -> None:
     sizes, blocks = plan.sizes, plan.num_state_blocks
     distance = default_checkpoint_tokens(blocks, len(plan.groups.windows), 16)
     mib = round(blocks * plan.block_bytes / 2**20, 1)
-    found = StateFigures(len(sizes.states), sizes.num_cached_layers, blocks, mib, distance)
+    found = StateFigures(len(sizes.states), sizes.num_layers, blocks, mib, distance)
     assert found == STATE_SHAPES[model_type]
 
 

@@ -1,4 +1,4 @@
-"""Windows of the layers of models that have layers without a window too, by their published configurations."""
+"""Windows of the layers of models that have layers without one too, by published configurations where not said otherwise."""
 
 
 def windows(num_layers: int, every: int, window: int) -> dict[int, int | None]:
@@ -22,6 +22,8 @@ SHAPES = {
     "gemma-2-9b": windows(42, 2, 4096),
     "cohere2-7b": windows(32, 4, 4096),
     # As layers of the pool (worker_svc/model/cache/layer_cache.py): windowed layers of two parts, with twice the elements.
-    "gemma-4-26b-a4b": _in_parts(windows(30, 6, 1024), 2),
-    "mimo-v2-flash": _in_parts({layer: 128 if layer % 6 != 5 and layer else None for layer in range(48)}, 2),
+    # A shape like Gemma 4's: 8 kv heads of 256 in windowed layers, 2 of 512 in the others.
+    "gemma-4-like": _in_parts(windows(30, 6, 1024), 2),
+    # By the defaults of transformers' configuration.
+    "mimo-v2-flash": _in_parts({layer: 129 if layer % 6 != 5 and layer else None for layer in range(48)}, 2),
 }
