@@ -12,15 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from tests.support import checkpoints
 from tests.support.state_shapes import STATE_SHAPES
 from tests.support.windowed_shapes import SHAPES
 from tests.support.wrapped_checkpoints import WRAPPED
 from tests.worker.families.outcomes import Table
 from tests.worker.families.page import section
-from tests.worker.families.tiny_configs import tiny_config
 from worker_svc.model.cache.cache_groups import groups_of
 from worker_svc.settings import KV_CACHE_DTYPES
 
@@ -78,6 +75,21 @@ _STATES = {
     "mamba_dt_rank": "Mamba",
     "mamba_chunk_size": "Mamba-2",
     "mamba_num_heads": "Mamba-2",
+}
+# Traits of families with configurations that are made from defaults, which takes transformers; a test compares them.
+STATE_TRAITS = {
+    "lfm2": "grouped-query attention, short convolutions",
+    "lfm2_moe": "grouped-query attention, 2 of 4 experts, short convolutions",
+    "jamba": "grouped-query attention, 2 of 4 experts, Mamba",
+    "qwen3_next": "grouped-query attention, 2 of 4 experts, gated delta nets",
+    "qwen3_5_text": "grouped-query attention, gated delta nets",
+    "qwen3_5_moe_text": "grouped-query attention, 2 of 4 experts, gated delta nets",
+    "falcon_h1": "grouped-query attention, Mamba-2",
+    "nemotron_h": "grouped-query attention, 2 of 4 experts, Mamba-2",
+    "bamba": "grouped-query attention, Mamba-2",
+    "granitemoehybrid": "2 of 4 experts, Mamba-2",
+    "kimi_linear": "latent attention (MLA), which keeps one narrow vector per token, 2 of 4 experts, Kimi delta attention",
+    "olmo_hybrid": "gated delta nets",
 }
 _INTRODUCTION = """\
 # Models
@@ -351,8 +363,12 @@ def _code(names: Iterable[str]) -> str:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _traits(config: Mapping[str, object]) -> Iterator[str]:
+def traits(config: Mapping[str, object]) -> str:
     """What sets the tested checkpoint's attention and layers apart, from its configuration."""
+    return ", ".join(_traits(config)) or "multi-head attention"
+
+
+def _traits(config: Mapping[str, object]) -> Iterator[str]:
     layer_types = config.get("layer_types")
     if config.get("sliding_window"):
         mixed = isinstance(layer_types, list) and "full_attention" in layer_types
@@ -380,13 +396,6 @@ def _traits(config: Mapping[str, object]) -> Iterator[str]:
     yield from (words for field, words in _STATES.items() if field in config)
 
 
-def _config(family: str) -> Mapping[str, object]:
-    """The configuration of the checkpoint that tests run; whole where it is made from defaults."""
-    if family in checkpoints.FAMILIES:
-        return checkpoints.config_of(family)
-    return AutoConfig.for_model(**tiny_config(family)).to_dict()
-
-
 def _mark(check: Check, family: str) -> str:
     if family in check.quick:
         return "yes"
@@ -398,10 +407,9 @@ def _table(checks: list[Check]) -> Iterator[str]:
     yield "| family | `model_type` | tested with | " + " | ".join(str(number) for number in numbers) + " |"
     yield "|---|---|---|" + ":-:|" * len(checks)
     for family, title in _TITLES.items():
-        config = _config(family)
         marks = [_mark(check, family) for check in checks]
-        traits = ", ".join(_traits(config)) or "multi-head attention"
-        yield f"| {title} | `{config['model_type']}` | {traits} | " + " | ".join(marks) + " |"
+        words = STATE_TRAITS[family] if family in STATE_TRAITS else traits(checkpoints.config_of(family))
+        yield f"| {title} | `{family}` | {words} | " + " | ".join(marks) + " |"
 
 
 def page(checks: list[Check], refusals: list[str]) -> str:

@@ -10,15 +10,17 @@ from dataclasses import replace
 
 import pytest
 import transformers
+from transformers import AutoConfig
 
 from svc_common.errors import ConfigError
+from tests import models_page
 from tests.support.tree import ROOT
 from tests.worker.families import trial
 from tests.worker.families.classes import COMMON, ENCODERS, OTHER_INPUTS
 from tests.worker.families.outcomes import DIFFERENT, EQUAL, FAULTS, RAISED, REFUSED, UNKNOWN, Table, Trial
 from tests.worker.families.page import need_of, section
 from tests.worker.families.processes import run
-from tests.worker.families.tiny_configs import model_types
+from tests.worker.families.tiny_configs import model_types, tiny_config
 from worker_svc.model import attention
 from worker_svc.model.cache.cache_engine import CacheEngine
 
@@ -160,3 +162,9 @@ def test_the_page_needs_no_torch():
     """`tests.models_page` stays quick."""
     told = "import sys, tests.models_page; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", told], cwd=ROOT, check=False).returncode == 0
+
+
+def test_traits_of_families_with_states():
+    """The page has them as words; they are those of the checkpoints that tests run."""
+    for family, words in models_page.STATE_TRAITS.items():
+        assert models_page.traits(AutoConfig.for_model(**tiny_config(family)).to_dict()) == words
