@@ -52,7 +52,7 @@ def _compile(build: Build, scratch: Path, output: Path) -> None:
     for name in _OBJECTS:
         source, made = SOURCES / f"{name}.cpp", scratch / f"{name}.o"
         _zig("c++", *target, f"-mcpu={build.cpu}", *FLAGS, *_QUIET, "-c", str(source), "-o", str(made))
-    exported = f"-Wl,-s,--version-script={SOURCES / 'exports.map'}"
+    exported = f"-Wl,-s,-z,defs,--version-script={SOURCES / 'exports.map'}"
     _zig("cc", *target, "-shared", exported, *(str(scratch / f"{name}.o") for name in _OBJECTS), "-o", str(output))
 
 

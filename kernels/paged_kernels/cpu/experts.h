@@ -71,7 +71,9 @@ struct Routing {
       std::partial_sort_copy(keys + g * size, keys + (g + 1) * size, sorted.begin(), sorted.begin() + best, above);
       for (int i = 0; i < best; ++i) sums[g] += sorted[i];
     }
-    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return above(sums[a], sums[b]); });
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+      return above(sums[a], sums[b]) || (a < b && !above(sums[b], sums[a]));
+    });
     for (int i = kept; i < groups; ++i)
       std::fill_n(keys + order[i] * size, size, -std::numeric_limits<float>::infinity());
   }
