@@ -27,16 +27,18 @@ def builds(folder: Path, machine: str) -> list[Path]:
     wanted = [build for build in BUILDS if build.machine == machine]
     if not wanted:
         raise ValueError(f"no builds for {machine!r}: use one of {sorted({build.machine for build in BUILDS})}")
-    target = folder / _key()
+    target = folder_of_builds(folder)
     target.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda build: _made(build, target / build.file_name), wanted))
 
 
-def _key() -> str:
+def folder_of_builds(folder: Path) -> Path:
+    """The folder below `folder` of builds from these sources, flags and compiler."""
     sources = [file.read_bytes() for file in sorted(SOURCES.iterdir()) if file.suffix in {".cpp", ".h", ".map"}]
-    settings = repr((FLAGS, BUILDS, GLIBC, importlib.metadata.version("ziglang"))).encode()
-    return hashlib.sha256(b"\0".join([*sources, settings, Path(__file__).read_bytes()])).hexdigest()[:16]
+    targets = [(build.file_name, build.cpu) for build in BUILDS]  # without sets, whose order differs from run to run
+    settings = repr((FLAGS, targets, GLIBC, importlib.metadata.version("ziglang"))).encode()
+    return folder / hashlib.sha256(b"\0".join([*sources, settings, Path(__file__).read_bytes()])).hexdigest()[:16]
 
 
 def _made(build: Build, output: Path) -> Path:

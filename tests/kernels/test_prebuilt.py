@@ -109,6 +109,21 @@ def test_builds_need_the_c_library_alone(prebuilt):
         assert not re.search(rb"GLIBCXX|CXXABI|__kmpc|GOMP_", content), path.name
 
 
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_builds_are_kept(prebuilt, hash_seed):
+    """Another process finds the builds of this one, and does not compile them again (sets have another order there)."""
+    path = next(iter(prebuilt.values()))
+    asking = f"from deploy import kernels; print(kernels.folder_of_builds(kernels.Path({str(path.parents[1])!r})))"
+    found = subprocess.run(
+        [sys.executable, "-c", asking],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(path.parent)
+
+
 def test_wheel_is_tagged_and_whole(made_wheel, prebuilt):
     """The builds of one machine, its tag, and a digest of every file."""
     machine = next(iter(prebuilt)).machine
