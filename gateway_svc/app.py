@@ -30,12 +30,12 @@ from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.server import HttpServer
+from gateway_svc.http_app import http_app
 from gateway_svc.inference_service import InferenceService
 from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai.app import openai_app
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common.net import rpc
@@ -113,7 +113,7 @@ class _Gateway:
         self._healthy_models: set[str] = set()
         self._server = self._public_server()
         self._admin = self._admin_server()
-        app = openai_app(
+        app = http_app(
             self._generator,
             self._embedder,
             self._catalog,

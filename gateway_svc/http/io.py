@@ -1,4 +1,4 @@
-"""HTTP input and output of the OpenAI API: bounded bodies, JSON, server-sent events (SSE)."""
+"""HTTP input and output: bounded bodies, JSON, server-sent events (SSE)."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,8 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from gateway_svc.calls import ClientGone
-from gateway_svc.http.errors import BodyTooLarge, error_body, error_headers, http_status
+from gateway_svc.http.dialect import OPENAI, Dialect
+from gateway_svc.http.errors import BodyTooLarge, error_headers
 from svc_common.clipping import clip
 from svc_common.clock import monotonic_ns
 from svc_common.errors import FieldViolation, InvalidArgument, QuireError
@@ -73,9 +74,10 @@ async def read_away(receive: Receive) -> None:
 
 @dataclass(slots=True)
 class Reply:
-    """Response to one request: JSON once, or server-sent events. `headers` are sent with its start."""
+    """Response to one request in an API's dialect: JSON once, or server-sent events. `headers` are sent with its start."""
 
     _send: Send
+    _dialect: Dialect = OPENAI
     headers: dict[str, str] = field(default_factory=dict)
     status: int = 0
     _begun_ns: int = field(default_factory=monotonic_ns)
@@ -87,7 +89,7 @@ class Reply:
         await self._start(status, {"content-type": "application/json", "content-length": str(len(body))})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def events(self, values: Iterable[Any]) -> None:
+    async def events(self, values: Iterable[Mapping[str, Any]]) -> None:
         """Send each value as one event.
 
         Returns when the connection has room again, so a slow reader slows only itself.
@@ -97,22 +99,25 @@ class Reply:
             await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
         parts = []
         for value in values:
+            if name := self._dialect.event_name(value):
+                parts += (b"event: ", name.encode(), b"\n")
             parts += (b"data: ", _json(value), b"\n\n")
         await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": True})
 
     async def end_events(self) -> None:
-        """Send OpenAI's end mark and end the response."""
-        await self._send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        """Send the API's end mark and end the response."""
+        if self._dialect.end_mark:
+            await self._send({"type": "http.response.body", "body": self._dialect.end_mark, "more_body": True})
         await self._end()
 
     async def error(self, error: QuireError) -> None:
         """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
         if self._started:
-            await self.events([error_body(error)])
+            await self.events([self._dialect.error_event(error)])
             await self._end()
         else:
             self.headers |= error_headers(error)
-            await self.json(error_body(error), status=http_status(error))
+            await self.json(self._dialect.error_body(error), status=self._dialect.status(error))
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started, self.status = True, status

@@ -5,8 +5,8 @@ from typing import Any
 
 from gateway_svc.calls import Call
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
-from gateway_svc.openai.endpoint import HttpRequest
 from svc_common.clock import NS_PER_S, wall_ns
 
 

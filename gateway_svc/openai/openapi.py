@@ -7,8 +7,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway_svc.access.http_guard import is_open
+from gateway_svc.http.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.embeddings import EmbeddingRequest
-from gateway_svc.openai.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest

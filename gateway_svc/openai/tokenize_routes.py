@@ -10,9 +10,9 @@ from gateway_svc.calls import Call
 from gateway_svc.checks import validation
 from gateway_svc.generating.generator import Generator, off_loop_if_long, wait_for_model
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import Ids, parse_body, refuse
-from gateway_svc.openai.endpoint import HttpRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import parse_request
 from gateway_svc.openai.requests.roles import settle_roles

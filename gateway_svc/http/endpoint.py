@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
+from gateway_svc.http.dialect import OPENAI, Dialect
 from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.io import Reply, check_is_json, read_away, read_body
 from gateway_svc.metrics import GatewayMetrics
@@ -52,9 +53,9 @@ class Doorman:
         self._spans = call_spans
         self._metrics = metrics
 
-    def route(self, method: str, path: str, respond: Respond) -> Route:
-        """Make a route; `respond(request, call, reply)` answers, or raises a QuireError."""
-        endpoint = _Endpoint(method, path, respond, self._intake, self._spans, self._metrics)
+    def route(self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI) -> Route:
+        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError."""
+        endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics)
         return Route(path, endpoint, methods=[method])
 
 
@@ -66,6 +67,7 @@ class _Endpoint:
         method: str,
         route: str,
         respond: Respond,
+        dialect: Dialect,
         intake: CallIntake,
         call_spans: CallSpans,
         metrics: GatewayMetrics,
@@ -73,13 +75,14 @@ class _Endpoint:
         self._method = method
         self._route = route
         self._respond = respond
+        self._dialect = dialect
         self._intake = intake
         self._spans = call_spans
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or report the error; on a disconnect the whole request ends at once."""
-        headers, reply = Headers(scope=scope), Reply(send)
+        headers, reply = Headers(scope=scope), Reply(send, self._dialect)
         span = self._spans.server(f"{self._method} {self._route}", headers, self._attributes(scope))
         ended_by: Exception | None = None
         is_taken_in = False

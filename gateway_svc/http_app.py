@@ -1,4 +1,4 @@
-"""ASGI application of the HTTP API: OpenAI's API, and health for load balancers."""
+"""ASGI application of the HTTP APIs, and health for load balancers."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from gateway_svc.calls import Call, CallIntake
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
+from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.http.io import Reply
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
-from gateway_svc.openai.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.openai.generations import Generations
 from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
@@ -29,7 +29,7 @@ from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
 
 
-def openai_app(
+def http_app(
     generator: Generator,
     embedder: Embedder,
     catalog: ModelCatalog,
