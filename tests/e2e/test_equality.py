@@ -26,9 +26,9 @@ TINY = "tiny"
 # Outputs of as many requests are made by `generate`; those of the others are checked in one pass each, which is ten times faster.
 _GENERATED = 16
 # 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
-# others to end. Of models with states, those of three requests have theirs beside them.
+# others to end. Of models with states, those of six requests have theirs beside them.
 _SCHEDULER_ARGS = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--set", "restraint=null")
-_NUM_BLOCKS, _NUM_STATES = 32, 3
+_NUM_BLOCKS, _NUM_STATES = 32, 6
 
 
 def _checkpoint(name: str, folder: Path) -> tuple[Path, int]:
@@ -39,7 +39,8 @@ def _checkpoint(name: str, folder: Path) -> tuple[Path, int]:
 
 def _worker_args(path: Path) -> tuple[str, ...]:
     limits = limits_of(path)
-    num_blocks = _NUM_BLOCKS + _NUM_STATES * limits.num_state_blocks
+    num_full = list(limits.cache_windows).count(0) or 1  # groups that keep whole sequences
+    num_blocks = _NUM_BLOCKS * num_full + _NUM_STATES * limits.num_state_blocks
     args = ("--dtype", "float32", "--num-gpu-blocks-override", str(num_blocks), "--max-model-len", "256")
     return (*args, "--checkpoint-tokens", "32") if limits.num_state_blocks else args
 
