@@ -8,7 +8,7 @@ import pytest
 from quire.built_in_model import default_model
 from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
-from tests.e2e.state_stacks import tight_for_states
+from tests.e2e import tight_stacks
 from tests.support.checkpoints import SAMPLE_STATE_FAMILIES
 from tests.support.stack.kill_plan import Killer
 from tests.support.stack.sizes import MASK_BUDGET_MS, SMALL_STEP
@@ -86,7 +86,7 @@ def killable_states(state_model: Path, state_killer: Killer) -> Iterator[Supervi
         environ=state_killer.environ,
         policy_set=("restraint=null", "preemption_mode=swap"),
         max_num_batched_tokens=64,
-        worker_args=tight_for_states(state_model),
+        worker_args=tight_stacks.tight(state_model),
         scheduler_args=("--max-num-seqs", "16"),
     ) as running:
         yield running

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import state_stacks
+from tests.e2e import tight_stacks
 from tests.e2e.test_worker_groups import Troubles, befall
 from tests.support.stack import kill_requests, scheduler_kills
 from tests.support.stack.commands import blocks
@@ -25,10 +25,10 @@ WHOLE = Counter({"copy": 4, "swap out": 3, "swap in": 3, "middle chunk": 3, "bea
 
 def survive(running: Supervised, path: Path, harm: Harm) -> str:
     """All requests again and again until `harm` is over; how much came. No block leaks."""
-    address, cases = running.stack.grpc_address, state_stacks.cases()
-    expected = state_stacks.expected(address, path, cases)
+    address, cases = running.stack.grpc_address, tight_stacks.cases()
+    expected = tight_stacks.expected(address, path, cases)
     num_requests, num_tokens = kill_requests.repeat(
-        address, cases, expected, harm, logprob_tolerance=state_stacks.LOGPROB_TOLERANCE
+        address, cases, expected, harm, logprob_tolerance=tight_stacks.LOGPROB_TOLERANCE
     )
     pool = blocks(running.stack.admin_address)["gpu"]
     assert pool["free"] == pool["total"]
@@ -81,7 +81,7 @@ def test_workers_with_states_are_lost_and_drained(policy: str, state_model: Path
         policy_set=("restraint=null", "preemption_mode=swap") if policy == "quire" else (),
         max_num_batched_tokens=64,
         scheduler_args=("--max-num-seqs", "16"),
-        worker_args=state_stacks.tight_for_states(state_model),
+        worker_args=tight_stacks.tight(state_model),
     ) as running:
         size = survive(running, state_model, befall(running, Troubles(20, 10, policy), seed=3))
     record_property("size", f"3 workers, {policy}: 20 kills, 10 drains, {size}")

@@ -2,7 +2,7 @@
 
 from tests import models_page
 from tests.models_page import PAGE, REFUSALS, checks_in, collect, page, refused
-from tests.support.checkpoints import FAMILIES, STATE_FAMILIES
+from tests.support.checkpoints import CACHE_FAMILIES, FAMILIES, STATE_FAMILIES
 
 _MODULE = """
 @pytest.fixture(params=[family for family in DENSE_FAMILIES])
@@ -51,6 +51,8 @@ def test_every_family_is_checked() -> None:
     for name in ("test_beams_of_families_with_states", "test_every_family_with_states_with_overlap"):
         assert (checks[name].quick, checks[name].families) == (set(), STATE_FAMILIES), name
     assert checks["test_answers_of_every_family_are_those_of_generate"].families == (*FAMILIES, *STATE_FAMILIES)
+    for name in ("test_kills_change_no_token", "test_rounds_no_more_than_transformers"):
+        assert checks[name].families == (*CACHE_FAMILIES, *STATE_FAMILIES), name
     assert models_page._TITLES.keys() == {*FAMILIES, *STATE_FAMILIES}
 
 

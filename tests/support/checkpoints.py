@@ -25,6 +25,12 @@ MIXTURES = (
     "mixtral", "qwen3_moe", "phimoe", "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "glm4_moe",
     "mimo_v2_flash",
 )  # fmt: skip
+# Not one kind of layers with one cache of keys and values: windows or chunks beside full layers, several shapes, keys and values
+# that layers share, sinks, latents.
+CACHE_FAMILIES = (
+    "gpt_oss", "deepseek_v3", "glm4_moe_lite", "llama4_text", "mistral4", "cohere2", "gemma4_text", "gemma3n_text",
+    "mimo_v2_flash",
+)  # fmt: skip
 DENSE_FAMILIES = tuple(family for family in FAMILIES if family not in MIXTURES)
 # For samples: a window in every layer and rotary positions; neither of them, and biases.
 SAMPLE_FAMILIES = ("mistral", "gpt2")
@@ -294,11 +300,12 @@ def auto_class(config: "PreTrainedConfig") -> "AutoClass":
 
 
 def load_reference(path: Path, **options: object) -> "PreTrainedModel":
-    """A checkpoint as transformers runs it, in float32."""
+    """A checkpoint as transformers runs it, in float32 unless `options` say another `dtype`."""
     import torch
     from transformers import AutoConfig
 
-    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=torch.float32, **options).eval()
+    options = {"dtype": torch.float32, **options}
+    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, **options).eval()
 
 
 def make_checkpoint(family: str, path: Path, seed: int = 0, dtype: str = "float32", **config: object) -> Path:

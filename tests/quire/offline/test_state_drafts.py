@@ -12,7 +12,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.mtp_checkpoints import make_qwen3_next
 from tests.worker.families.tiny_checkpoints import state_checkpoint
 
-_QUICK, _LONG = (("lfm2", "swap"), ("qwen3_next", "vllm-v1-async"), ("jamba", "recompute")), [pytest.mark.long]
+_QUICK, _LONG = (("lfm2", "swap"),), [pytest.mark.long]
 MODELS = ("lfm2", "jamba", "qwen3_next", "nemotron_h")
 BLOCK_SIZE, NUM_DRAFTS, NUM_TOKENS = 16, 3, 40
 _PART = [7, 8, 9, 10, 11, 12]

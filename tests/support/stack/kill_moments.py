@@ -3,6 +3,7 @@
 How it is told which moment is meant is in `kill_signs`, how this gets into a worker in `kill_site`.
 """
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -70,6 +71,7 @@ class _Watch:
         self._table: RowTable | None = None
         self._batch: StepBatch | None = None
         _wrap(CacheEngine, "copy", self._copy)
+        _wrap(CacheEngine, "__init__", _allocate_with_nan)
         _wrap(Forward, "compute", self._compute)
         _wrap(RowSampler, "accept", self._accept)
         _wrap(PendingStep, "finish", self._finish)
@@ -114,6 +116,14 @@ class _Watch:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _allocate_with_nan(call: Callable[..., None], cache: CacheEngine, *shape: Any, **sizes: Any) -> None:
+    """What no token wrote is not a number, and makes every token that reads it another one."""
+    call(cache, *shape, **sizes)
+    for pool in (cache.device_pool, cache.host_pool):
+        if pool.is_floating_point():
+            pool.fill_(math.nan)
+
+
 def _wrap(owner: type, name: str, hook: Callable[..., Any]) -> None:
     call = getattr(owner, name)
-    setattr(owner, name, lambda *arguments: hook(call, *arguments))
+    setattr(owner, name, lambda *arguments, **named: hook(call, *arguments, **named))

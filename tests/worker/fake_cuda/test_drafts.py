@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.mtp_checkpoints import make_mtp_checkpoint
 from tests.worker.fake_cuda import everything
 from tests.worker.fake_cuda.test_everything import ON_CPU, ON_CUDA, WITH_KERNELS, done, started
@@ -19,6 +21,7 @@ def test_a_draft_model(checkpoint: Path, adapter: Path) -> None:
     check(checkpoint, adapter, 1e-4, ON_CUDA, draft_model=checkpoint)
 
 
+@pytest.mark.long
 def test_a_draft_model_with_the_kernels(shallow: Path, shallow_adapter: Path) -> None:
     """The same with Triton's kernels and recorded steps, after which the draft model computes its own pass."""
     check(shallow, shallow_adapter, 1e-3, WITH_KERNELS, draft_model=shallow)
