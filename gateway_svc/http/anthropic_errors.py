@@ -35,11 +35,18 @@ def error_body(error: QuireError, request_id: str) -> dict[str, Any]:
         "type": "error",
         "error": {
             "type": _TYPES.get(status, default),
-            "message": public_message(error, field_name),
+            "message": _message(error),
             "details": {"error_code": error.reason.lower()},
         },
         "request_id": request_id or None,
     }
+
+
+def _message(error: QuireError) -> str:
+    """Message. Of a prompt that is too long it has Anthropic's wording, by which agents know that they must shorten it."""
+    if error.reason == "PROMPT_TOO_LONG" and {"prompt_tokens", "limit"} <= error.metadata.keys():
+        return f"prompt is too long: {error.metadata['prompt_tokens']} tokens > {error.metadata['limit']} maximum"
+    return public_message(error, field_name)
 
 
 def field_name(field: str) -> str:
