@@ -9,10 +9,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway_svc.anthropic.messages import MessageRoutes
+from gateway_svc.anthropic.model_cards import ModelCards
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
+from gateway_svc.http.dialect import ANTHROPIC, VERSION_HEADER
 from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.http.io import Reply
 from gateway_svc.metrics import GatewayMetrics
@@ -42,12 +45,15 @@ def http_app(
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
+    messages, cards = MessageRoutes(generator), ModelCards(catalog)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
         door.route("POST", "/v1/embeddings", _embeddings(embedder)),
-        door.route("GET", "/v1/models", models.list),
-        door.route("GET", "/v1/models/{name:path}", models.get),
+        door.route("POST", "/v1/messages", messages.create, ANTHROPIC),
+        door.route("POST", "/v1/messages/count_tokens", messages.count_tokens, ANTHROPIC),
+        door.route("GET", "/v1/models", _by_version(models.list, cards.list)),
+        door.route("GET", "/v1/models/{name:path}", _by_version(models.get, cards.get)),
         door.route("POST", "/tokenize", text.tokenize),
         door.route("POST", "/detokenize", text.detokenize),
         *public_routes(not_ready_because),
@@ -63,6 +69,14 @@ def _embeddings(embedder: Embedder) -> Respond:
         """Answer with the vectors of all inputs."""
         request = EmbeddingRequest.parse(http.body)
         await reply.json(request.answer(await embedder.embed(call, request.message())))
+
+    return respond
+
+
+def _by_version(openai: Respond, anthropic: Respond) -> Respond:
+    async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Answer in the form of the API that the request's headers name."""
+        await (anthropic if VERSION_HEADER in http.headers else openai)(http, call, reply)
 
     return respond
 

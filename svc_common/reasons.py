@@ -60,6 +60,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "RANK_SETTINGS",
         "TENANTS_FILE",
         "TENSOR_PARALLEL",
+        "THREAD_UNSUPPORTED_REQUEST",
         "TLS_OPTIONS",
         "UNKNOWN_POLICY",
         "UNREADABLE",

@@ -4,6 +4,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.calls import Callers
+from gateway_svc.http.dialect import dialect_of
 from gateway_svc.http.io import Reply
 from svc_common.errors import QuireError
 
@@ -24,10 +25,11 @@ class HttpGuard:
             await send({"type": f"{scope['type']}.close"})
             return
         if not is_open(scope["path"]):
+            headers = Headers(scope=scope)
             try:
-                self._callers.of(Headers(scope=scope)).terms.count_call()
+                self._callers.of(headers).terms.count_call()
             except QuireError as error:
-                await Reply(send).error(error)
+                await Reply(send, dialect_of(scope["path"], headers)).error(error)
                 return
         await self._app(scope, receive, send)
 

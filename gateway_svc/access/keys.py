@@ -58,12 +58,16 @@ class Keyring:
 
 
 def key_of(metadata: Mapping[str, str]) -> str:
-    """Return the key in `authorization: Bearer KEY`. Raises Unauthenticated (MISSING_KEY) if there is none."""
+    """Return the key in `authorization: Bearer KEY`, else in `x-api-key: KEY`, as some packages for Anthropic's API send it.
+
+    Raises Unauthenticated (MISSING_KEY) if there is none.
+    """
     scheme, _, key = metadata.get("authorization", "").partition(" ")
-    key = key.strip()
-    if scheme.lower() != _SCHEME or not 0 < len(key) <= _LONGEST_KEY:
+    key = (key if scheme.lower() == _SCHEME else metadata.get("x-api-key", "")).strip()
+    if not 0 < len(key) <= _LONGEST_KEY:
         raise Unauthenticated(
-            "this gateway wants an API key: send `authorization: Bearer KEY` (--api-key or QUIRE_API_KEY of our own clients)",
+            "this gateway wants an API key: send `authorization: Bearer KEY` (--api-key or QUIRE_API_KEY of our own clients) "
+            "or `x-api-key: KEY`",
             reason="MISSING_KEY",
         )
     return key

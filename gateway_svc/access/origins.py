@@ -1,11 +1,13 @@
-"""CORS: web origins with pages that may call the OpenAI API from a browser. An ASGI application around the API's."""
+"""CORS: web origins with pages that may call the HTTP APIs from a browser. An ASGI application around the API's."""
 
 from collections.abc import Sequence
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-_SHOWN_HEADERS = ("x-request-id", "x-trace-id", "retry-after", "retry-after-ms", "openai-processing-ms")
+_SHOWN_HEADERS = (
+    *("request-id", "x-request-id", "x-trace-id", "retry-after", "retry-after-ms", "openai-processing-ms"),
+)
 
 
 def with_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

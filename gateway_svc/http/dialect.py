@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gateway_svc.http import errors
+from gateway_svc.http import anthropic_errors, errors
 from svc_common.errors import QuireError
+
+_MESSAGES = "/v1/messages"
+VERSION_HEADER = "anthropic-version"
 
 
 class Dialect(Protocol):
@@ -15,10 +18,10 @@ class Dialect(Protocol):
     def status(self, error: QuireError) -> int:
         """HTTP status of an error."""
 
-    def error_body(self, error: QuireError) -> Mapping[str, Any]:
-        """Body of a response that is an error."""
+    def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
+        """Body of a response that is an error. `request_id`: empty = the request has none yet."""
 
-    def error_event(self, error: QuireError) -> Mapping[str, Any]:
+    def error_event(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """Last event of a stream that fails."""
 
     def event_name(self, event: Mapping[str, Any]) -> str:
@@ -34,11 +37,11 @@ class OpenAIDialect:
         """HTTP status of an error, as listed in docs/errors.md."""
         return errors.http_status(error)
 
-    def error_body(self, error: QuireError) -> Mapping[str, Any]:
-        """OpenAI's error object."""
+    def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
+        """OpenAI's error object, which has no request id."""
         return errors.error_body(error)
 
-    def error_event(self, error: QuireError) -> Mapping[str, Any]:
+    def error_event(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """OpenAI's error object."""
         return errors.error_body(error)
 
@@ -47,4 +50,37 @@ class OpenAIDialect:
         return ""
 
 
+class AnthropicDialect:
+    """Messages: events named by their type, the last of which ends the stream."""
+
+    end_mark = b""
+
+    def status(self, error: QuireError) -> int:
+        """HTTP status of an error, as listed in docs/errors.md."""
+        return errors.http_status(error)
+
+    def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
+        """Anthropic's error object."""
+        return anthropic_errors.error_body(error, request_id)
+
+    def error_event(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
+        """Anthropic's `error` event."""
+        return anthropic_errors.error_body(error, request_id)
+
+    def event_name(self, event: Mapping[str, Any]) -> str:
+        """The event's type."""
+        return str(event["type"])
+
+
 OPENAI = OpenAIDialect()
+ANTHROPIC = AnthropicDialect()
+
+
+def speaks_anthropic(path: str, headers: Mapping[str, str]) -> bool:
+    """True for paths of Anthropic's API, and for requests with its version header, which all its packages send."""
+    return VERSION_HEADER in headers or path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+
+
+def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
+    """Dialect of an error that no route answers: a missing key, an unknown path."""
+    return ANTHROPIC if speaks_anthropic(path, headers) else OPENAI

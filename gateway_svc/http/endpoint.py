@@ -35,6 +35,7 @@ class HttpRequest:
 
     body: bytes
     path_params: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def take_body(self) -> bytes:
         """Return the body and release it here, since answers may stream for minutes."""
@@ -89,7 +90,7 @@ class _Endpoint:
         try:
             call = self._call(headers, span, reply)
             is_taken_in = True
-            request = HttpRequest(await read_body(receive), scope.get("path_params", {}))
+            request = HttpRequest(await read_body(receive), scope.get("path_params", {}), headers)
             span.add_event(names.RECEIVED, {names.HTTP_BODY_SIZE: len(request.body)})
             async with until_left_unread(call):
                 await until_disconnect(receive, self._respond(request, call, reply))

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from svc_common.errors import InvalidArgument, QuireError
@@ -67,7 +68,7 @@ def error_body(error: QuireError) -> dict[str, Any]:
     default = "server_error" if status >= 500 else "invalid_request_error"
     return {
         "error": {
-            "message": _message(error),
+            "message": public_message(error, without_group),
             "type": _TYPES.get(status, default),
             "param": param_of(error.violations[0].field) if error.violations else None,
             "code": _CODES.get(error.reason, error.reason.lower()),
@@ -75,12 +76,17 @@ def error_body(error: QuireError) -> dict[str, Any]:
     }
 
 
-def _message(error: QuireError) -> str:
-    """Message without the proto's field groups: a client that sent `temperature` reads `temperature`."""
+def public_message(error: QuireError, name: Callable[[str], str]) -> str:
+    """Message with the API's names of fields: a client that sent `temperature` reads `temperature`."""
     message = error.message
     for violation in error.violations:
-        message = message.replace(f"{violation.field}: ", f"{_GROUPS.sub('', violation.field)}: ", 1)
+        message = message.replace(f"{violation.field}: ", f"{name(violation.field)}: ", 1)
     return message
+
+
+def without_group(field: str) -> str:
+    """Field path without the proto's group: `temperature` of `sampling.temperature`."""
+    return _GROUPS.sub("", field)
 
 
 def error_headers(error: QuireError) -> dict[str, str]:
@@ -99,7 +105,7 @@ def error_headers(error: QuireError) -> dict[str, str]:
 
 def param_of(field: str) -> str:
     """OpenAI's parameter name of a field path; positions inside messages and tools are kept."""
-    field = _GROUPS.sub("", field)
+    field = without_group(field)
     for pattern, replacement in _INSIDE:
         field = pattern.sub(replacement, field)
     if field.startswith(("messages[", "tools[")):

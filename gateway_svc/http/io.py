@@ -112,12 +112,13 @@ class Reply:
 
     async def error(self, error: QuireError) -> None:
         """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
+        request_id = self.headers.get("x-request-id", "")
         if self._started:
-            await self.events([self._dialect.error_event(error)])
+            await self.events([self._dialect.error_event(error, request_id)])
             await self._end()
         else:
             self.headers |= error_headers(error)
-            await self.json(self._dialect.error_body(error), status=self._dialect.status(error))
+            await self.json(self._dialect.error_body(error, request_id), status=self._dialect.status(error))
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started, self.status = True, status

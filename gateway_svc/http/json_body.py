@@ -21,6 +21,9 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 Ids = Annotated[list[U32], Field(fail_fast=True)]
 Prompts = str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
 
+BLOCKS_TAG = "blocks"
+"""Tag of a field's list of content blocks, in unions whose errors name the block."""
+
 MAX_PART_BYTES = 256 * 1024
 MAX_PART_DEPTH = 100
 
@@ -75,6 +78,8 @@ def _invalid(error: pydantic.ValidationError) -> InvalidArgument:
 def _path(location: tuple[int | str, ...]) -> str:
     """`messages[0].content` for an element of a list of objects, else only the field (the rest may be type names)."""
     match location:
+        case (str() as name, int() as index, str() as inner, tag, int() as block, *rest) if tag == BLOCKS_TAG:
+            return ".".join([f"{name}[{index}].{inner}[{block}]", *map(str, rest)])
         case (str() as name, int() as index, str() as inner, *_) if name in {"messages", "tools"}:
             return f"{name}[{index}].{inner}"
         case (name, *_):

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway_svc.access.http_guard import is_open
+from gateway_svc.anthropic.message_request import CountTokensBody, MessageBody
 from gateway_svc.http.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
@@ -14,6 +15,7 @@ from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from svc_common.version import VERSION
 
+_DESCRIPTION = "OpenAI's API (docs/openai.md) and Anthropic's Messages API (docs/messages.md)."
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -30,8 +32,26 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "details"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {"type": "object", "properties": {"error_code": {"type": "string"}}},
+            },
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
 _HEADERS = {
     "authorization": "Bearer KEY, where keys are configured",
+    "x-api-key": "KEY, instead of authorization",
     "x-request-id": "Name of this request; made where it is left out",
     TIMEOUT_HEADER: "Milliseconds that the answer may take, a whole number",
     "traceparent": "W3C trace context",
@@ -40,7 +60,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One route. `streams`: may answer with server-sent events. `media`: type of the answer."""
+    """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `api`: form of its errors."""
 
     method: str
     path: str
@@ -48,12 +68,15 @@ class _Operation:
     body: type[BaseModel] | None = None
     streams: bool = False
     media: str = "application/json"
+    api: str = "OpenAI"
 
 
 OPERATIONS = (
     _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
     _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
+    _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, api="Anthropic"),
+    _Operation("post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, api="Anthropic"),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),
     _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),
@@ -79,10 +102,14 @@ def document() -> dict[str, Any]:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Quire", "version": VERSION, "description": "OpenAI's API. See docs/openai.md."},
+        "info": {
+            "title": "Quire",
+            "version": VERSION,
+            "description": "OpenAI's API (docs/openai.md) and Anthropic's Messages API (docs/messages.md).",
+        },
         "paths": paths,
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**schemas.get("$defs", {}), "OpenAIError": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -117,6 +144,6 @@ def _responses(operation: _Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     if not is_open(operation.path):
-        error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        answers["default"] = {"description": "An error, in OpenAI's shape", "content": error}
+        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.api}Error"}}}
+        answers["default"] = {"description": f"An error, in {operation.api}'s form", "content": error}
     return answers

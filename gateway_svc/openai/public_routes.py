@@ -1,21 +1,22 @@
 """Routes that need no caller: health for load balancers, version, and errors for unknown paths."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway_svc.http.errors import error_body, error_headers, http_status
+from gateway_svc.http.dialect import dialect_of, speaks_anthropic
+from gateway_svc.http.errors import error_headers, http_status
 from gateway_svc.request_ids import accept_request_id, new_request_id
 from svc_common.errors import InvalidArgument, NotFound, QuireError
 from svc_common.version import VERSION
 
 _INSTEAD = {
     "/v1/responses": "POST /v1/chat/completions answers conversations, tools and schemas included",
-    "/v1/messages": "POST /v1/chat/completions answers conversations",
 }
 
 
@@ -56,14 +57,20 @@ def _ready(not_ready_because: Callable[[], str]) -> Callable[[Request], object]:
 async def known_error(request: Request, error: Exception) -> Response:
     """Answer with the QuireError of a plain route."""
     assert isinstance(error, QuireError)
-    return JSONResponse(error_body(error), status_code=http_status(error), headers=error_headers(error))
+    return _error_response(request, error, http_status(error), error_headers(error))
 
 
 async def http_error(request: Request, error: Exception) -> Response:
     """Answer with Starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", request.url.path, error.status_code)
-    return JSONResponse(error_body(known), status_code=error.status_code, headers=error.headers)
+    return _error_response(request, known, error.status_code, error.headers)
+
+
+def _error_response(request: Request, error: QuireError, status: int, headers: Mapping[str, str] | None) -> Response:
+    request_id = _id_of(request.headers)
+    body = dialect_of(request.url.path, request.headers).error_body(error, request_id)
+    return JSONResponse(body, status_code=status, headers={"x-request-id": request_id, **(headers or {})})
 
 
 def _known(message: str, path: str, status: int) -> QuireError:
@@ -76,7 +83,7 @@ def _known(message: str, path: str, status: int) -> QuireError:
 
 
 class RequestIds:
-    """Middleware that gives every response an x-request-id.
+    """Middleware that gives every response an x-request-id, and a request-id in Anthropic's API.
 
     It is the call's id, else the client's own if well formed, else a new one.
     """
@@ -85,22 +92,26 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on, and add the header if missing."""
+        """Pass everything on, and add the headers that are missing."""
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", ()))
-                if not any(name == b"x-request-id" for name, _ in headers):
-                    headers.append((b"x-request-id", _id_of(scope).encode()))
+                given = next((value for name, value in headers if name == b"x-request-id"), b"")
+                request_id = given or _id_of(asked).encode()
+                if not given:
+                    headers.append((b"x-request-id", request_id))
+                if speaks_anthropic(scope["path"], asked):
+                    headers.append((b"request-id", request_id))
                 message = {**message, "headers": headers}
             await send(message)
 
+        asked = Headers(scope=scope)
         await self._app(scope, receive, with_id if scope["type"] == "http" else send)
 
 
-def _id_of(scope: Scope) -> str:
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), None)
+def _id_of(headers: Mapping[str, str]) -> str:
     try:
-        return accept_request_id(given)
+        return accept_request_id(headers.get("x-request-id"))
     except InvalidArgument:
         return new_request_id()

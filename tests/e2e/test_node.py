@@ -1,4 +1,4 @@
-"""Node on a running stack: OpenAI's own package, and the example that speaks gRPC straight from the protos.
+"""Node on a running stack: OpenAI's and Anthropic's own packages, and the example that speaks gRPC straight from the protos.
 
 The scripts run as their users run them, in a folder with their packages beside them.
 """
@@ -21,10 +21,11 @@ from tests.support.stack.commands import ROOT
 
 
 @pytest.fixture
-def openai_folder(tmp_path: Path) -> Path:
-    """A project that has the `openai` package."""
+def project(tmp_path: Path) -> Path:
+    """A project that has the packages, and the scripts that use them."""
     (tmp_path / "node_modules").symlink_to(node_packages("tools"))
-    shutil.copy(ROOT / "tests" / "clients" / "openai_node.mjs", tmp_path)
+    for script in (ROOT / "tests" / "clients").glob("*.mjs"):
+        shutil.copy(script, tmp_path)
     return tmp_path
 
 
@@ -53,18 +54,25 @@ def _left(admin: AdminClient) -> list[str]:
     return [f"{used} blocks in use, {load.queues}"] if used or load.queues.running or load.queues.waiting else []
 
 
-def test_openai_package(openai_folder: Path, stack: LocalStack) -> None:
-    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel; what was cancelled is over at the scheduler."""
-    done = run_node(
-        openai_folder,
-        "--test",
-        "--test-reporter=tap",
-        "openai_node.mjs",
-        environ={"QUIRE_URL": f"{stack.http_url}/v1"},
-    )
+def run_tests(folder: Path, script: str, url: str) -> int:
+    """Runs the tests of a script; the number of those that passed, which is all of them."""
+    done = run_node(folder, "--test", "--test-reporter=tap", script, environ={"QUIRE_URL": url})
     assert done.returncode == 0, done.stdout
     counts = dict(re.findall(r"^# (\w+) (\d+)$", done.stdout, re.M))
-    assert int(counts["pass"]) == int(counts["tests"]) >= 15, counts
+    assert counts["pass"] == counts["tests"], counts
+    return int(counts["pass"])
+
+
+def test_openai_package(project: Path, stack: LocalStack) -> None:
+    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel; what was cancelled is over at the scheduler."""
+    assert run_tests(project, "openai_node.mjs", f"{stack.http_url}/v1") >= 15
+    assert_all_free(stack, within_s=2)
+
+
+@pytest.mark.long
+def test_anthropic_package(project: Path, stack: LocalStack) -> None:
+    """Messages, streams, tools and the tool runner, schemas, count_tokens, models, errors, abort."""
+    assert run_tests(project, "anthropic_node.mjs", stack.http_url) >= 12
     assert_all_free(stack, within_s=2)
 
 
