@@ -24,6 +24,8 @@ from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
+from gateway_svc.openai.responses.response_dialect import RESPONSES
+from gateway_svc.openai.responses.routes import Responses
 from gateway_svc.openai.tokenize_routes import TextRoutes
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
@@ -42,9 +44,11 @@ def http_app(
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
+    responses = Responses(generator, catalog)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
+        door.route("POST", "/v1/responses", responses.create, RESPONSES),
         door.route("POST", "/v1/embeddings", _embeddings(embedder)),
         door.route("GET", "/v1/models", models.list),
         door.route("GET", "/v1/models/{name:path}", models.get),

@@ -1,13 +1,14 @@
 """Printed forms of request ids.
 
-The OpenAI API returns `cmpl-ID` or `chatcmpl-ID`, headers and the gRPC API the plain ID.
+The OpenAI API returns `cmpl-ID`, `chatcmpl-ID` or `resp_ID`, headers and the gRPC API the plain ID.
 """
 
 COMPLETION = "cmpl"
 CHAT = "chatcmpl"
 EMBEDDING = "embd"
+RESPONSE = "resp"
 
-_PREFIXES = tuple(f"{kind}-" for kind in (COMPLETION, CHAT, EMBEDDING))
+_PREFIXES = (*(f"{kind}-" for kind in (COMPLETION, CHAT, EMBEDDING)), f"{RESPONSE}_")
 
 
 def meanings(printed: str) -> list[str]:

@@ -11,6 +11,7 @@ from gateway_svc.http.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
+from gateway_svc.openai.responses.response_request import ResponseRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from svc_common.version import VERSION
 
@@ -53,6 +54,7 @@ class _Operation:
 OPERATIONS = (
     _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
     _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
+    _Operation("post", "/v1/responses", "Answers a conversation of items", ResponseRequest, streams=True),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),

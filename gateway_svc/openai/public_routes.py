@@ -14,7 +14,6 @@ from svc_common.errors import InvalidArgument, NotFound, QuireError
 from svc_common.version import VERSION
 
 _INSTEAD = {
-    "/v1/responses": "POST /v1/chat/completions answers conversations, tools and schemas included",
     "/v1/messages": "POST /v1/chat/completions answers conversations",
 }
 
