@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gateway_svc.calls import Call, CallIntake
+from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -26,6 +27,8 @@ from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.responses.response_dialect import RESPONSES
 from gateway_svc.openai.responses.routes import Responses
+from gateway_svc.openai.responses.stored_responses import ResponseStore
+from gateway_svc.openai.responses.stored_routes import StoredResponseRoutes
 from gateway_svc.openai.tokenize_routes import TextRoutes
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
@@ -35,20 +38,25 @@ def http_app(
     generator: Generator,
     embedder: Embedder,
     catalog: ModelCatalog,
+    values: StoredValues,
     intake: CallIntake,
     spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
 ) -> Starlette:
     """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
+    store = ResponseStore(values)
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
-    responses = Responses(generator, catalog)
+    responses, stored = Responses(generator, catalog, store), StoredResponseRoutes(store)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
         door.route("POST", "/v1/responses", responses.create, RESPONSES),
+        door.route("GET", "/v1/responses/{id}", stored.get, RESPONSES),
+        door.route("DELETE", "/v1/responses/{id}", stored.delete, RESPONSES),
+        door.route("GET", "/v1/responses/{id}/input_items", stored.input_items, RESPONSES),
         door.route("POST", "/v1/embeddings", _embeddings(embedder)),
         door.route("GET", "/v1/models", models.list),
         door.route("GET", "/v1/models/{name:path}", models.get),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Span
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -31,10 +31,11 @@ _MAX_TIMEOUT_DIGITS = 12
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A request as received. `body`: empty for GET. `path_params`: named parts of the route's path."""
+    """A request as received. `body`: empty for GET. `path_params`: named parts of the route's path. `query`: after it."""
 
     body: bytes
     path_params: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
     def take_body(self) -> bytes:
         """Return the body and release it here, since answers may stream for minutes."""
@@ -89,7 +90,8 @@ class _Endpoint:
         try:
             call = self._call(headers, span, reply)
             is_taken_in = True
-            request = HttpRequest(await read_body(receive), scope.get("path_params", {}))
+            query = QueryParams(scope.get("query_string", b""))
+            request = HttpRequest(await read_body(receive), scope.get("path_params", {}), query)
             span.add_event(names.RECEIVED, {names.HTTP_BODY_SIZE: len(request.body)})
             async with until_left_unread(call):
                 await until_disconnect(receive, self._respond(request, call, reply))

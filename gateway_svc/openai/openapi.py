@@ -39,6 +39,9 @@ _HEADERS = {
 }
 
 
+_IN_PATHS = {"name": "Served name", "id": "Id of the response"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Operation:
     """One route. `streams`: may answer with server-sent events. `media`: type of the answer."""
@@ -55,6 +58,9 @@ OPERATIONS = (
     _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
     _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
     _Operation("post", "/v1/responses", "Answers a conversation of items", ResponseRequest, streams=True),
+    _Operation("get", "/v1/responses/{id}", "A stored response"),
+    _Operation("delete", "/v1/responses/{id}", "Deletes a stored response"),
+    _Operation("get", "/v1/responses/{id}/input_items", "The items that a stored response answers"),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),
@@ -92,7 +98,7 @@ def document() -> dict[str, Any]:
 
 def _described(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation)}
-    parameters = [_parameter("name", "path", "Served name")] if "{name}" in operation.path else []
+    parameters = [_parameter(name, "path", text) for name, text in _IN_PATHS.items() if f"{{{name}}}" in operation.path]
     if not is_open(operation.path):
         parameters += [_parameter(name, "header", text) for name, text in _HEADERS.items()]
         described["security"] = [{}, {"key": []}]

@@ -26,8 +26,8 @@ _INCOMPLETE_REASONS = {
 class ResponseAnswer:
     """One response. `head`: its fields that do not change. `num_prompt_tokens`: usage until the generation tells it.
 
-    The events of a stream are, in order: `events` of each list of the generation, then `last_events`; or
-    `failed_events` at an error.
+    The events of a stream are, in order: `events` of each list of the generation, then `last_events` after
+    `complete`; or `failed_events` at an error.
     """
 
     def __init__(self, head: Json, request_id: str, options: ItemOptions, *, num_prompt_tokens: int) -> None:
@@ -55,10 +55,13 @@ class ResponseAnswer:
                 made += self._added(event)
         return [*self._opening(), *self._numbered(made)] if made else []
 
-    def last_events(self, completed_at: int) -> list[Json]:
-        """End the response at `completed_at`, Unix time in seconds; returns its last event."""
+    def complete(self, completed_at: int) -> None:
+        """End the response at `completed_at`, Unix time in seconds."""
         self._status = COMPLETED if self._reason is None else INCOMPLETE
         self._completed_at = completed_at if self._reason is None else None
+
+    def last_events(self) -> list[Json]:
+        """Last event of a complete response."""
         return self._numbered([{"type": f"response.{self._status}", "response": self.response()}])
 
     def failed_events(self, error: QuireError) -> list[Json]:
@@ -68,6 +71,10 @@ class ResponseAnswer:
         self._error = {"code": code, "message": error.message}
         opening = self._opening()
         return [*opening, *self._numbered([{"type": "response.failed", "response": self.response()}])]
+
+    def mark_unstored(self) -> None:
+        """Tell that the response could not be stored."""
+        self._head = {**self._head, "store": False}
 
     def response(self) -> Json:
         """The response so far."""

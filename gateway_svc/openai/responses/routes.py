@@ -1,7 +1,8 @@
-"""The routes of /v1/responses: create a response, streamed (SSE) or whole."""
+"""POST /v1/responses: create a response, streamed (SSE) or whole, and store it."""
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Generation
@@ -15,66 +16,88 @@ from gateway_svc.openai.responses.output_items import ItemOptions
 from gateway_svc.openai.responses.response_answer import ResponseAnswer
 from gateway_svc.openai.responses.response_head import response_head
 from gateway_svc.openai.responses.response_request import ResponseRequest, chat_request, parse_response_request
+from gateway_svc.openai.responses.stored_responses import ResponseStore, StoredResponse, listed_items
 from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.errors import QuireError
 from svc_common.net import rpc
 
 
 class Responses:
-    """Answers the routes."""
+    """Answers the route."""
 
-    def __init__(self, generator: Generator, catalog: ModelCatalog) -> None:
+    def __init__(self, generator: Generator, catalog: ModelCatalog, store: ResponseStore) -> None:
         self._generator = generator
         self._catalog = catalog
+        self._store = store
 
     async def create(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Run the generation and send the response."""
+        """Run the generation, store the response and send it."""
         async with contextlib.AsyncExitStack() as stack:
-            generation, answer, is_stream = await self._begin(http, call, stack)
-            if is_stream:
-                await _stream(generation, answer, reply)
+            running = await self._begin(http, call, stack)
+            if running.is_stream:
+                await self._stream(running, reply)
                 return
-            async for events in generation:
-                answer.events(events)
-            answer.last_events(_now())
-            await reply.json(answer.response())
+            async for events in running.generation:
+                running.answer.events(events)
+            await self._complete(running)
+            await reply.json(running.answer.response())
 
-    async def _begin(
-        self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack
-    ) -> tuple[Generation, ResponseAnswer, bool]:
-        """Parse the request and start the generation."""
+    async def _begin(self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack) -> "_Running":
+        """Parse the request and start the generation. Only the items of a response to be stored are kept."""
         request, wishes = parse_response_request(http.take_body())
         call = replace(call, stream=bool(request.stream))
-        message = chat_request(request, wishes, request.items())
+        items = await self._store.conversation(call.caller.tenant, request)
+        message = chat_request(request, wishes, items)
         await settle_roles(message, call, self._catalog)
         generation = await stack.enter_async_context(self._generator.generate(call, message))
-        return generation, _answer(call, request, generation), call.stream
+        given = listed_items(items, call.request_id) if request.store is not False else None
+        return _Running(generation, _answer(call, request, generation), call.caller.tenant, given, call.stream)
+
+    async def _stream(self, running: "_Running", reply: Reply) -> None:
+        """Send events, at most one part in flight; output that arrives during a send goes into the next part."""
+        try:
+            async for events in running.generation:
+                if made := running.answer.events(events):
+                    await reply.events(made)
+        except Exception as error:
+            if reply.status:
+                known = error if isinstance(error, QuireError) else rpc.hide(error)
+                await reply.events(running.answer.failed_events(known))
+                await reply.end_events()
+            raise
+        await self._complete(running)
+        await reply.events(running.answer.last_events())
+        await reply.end_events()
+
+    async def _complete(self, running: "_Running") -> None:
+        """Complete the answer, and store it before its client knows, which may continue it at once."""
+        running.answer.complete(_now())
+        if running.given is None:
+            return
+        if not await self._store.put(running.tenant, StoredResponse(running.answer.response(), running.given)):
+            running.answer.mark_unstored()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A response under construction. `given`: the items to store with it; None = it is not stored."""
+
+    generation: Generation
+    answer: ResponseAnswer
+    tenant: str
+    given: list[dict[str, Any]] | None
+    is_stream: bool
 
 
 def _answer(call: Call, request: ResponseRequest, generation: Generation) -> ResponseAnswer:
     model = generation.model
-    head = response_head(request, call.request_id, model.name, _now(), is_stored=False)
+    head = response_head(request, call.request_id, model.name, _now(), is_stored=request.store is not False)
     options = ItemOptions(
         TokenEntries(model.text, as_ids=False),
         summarized=request.summary is not None,
         carries_reasoning=request.carries_reasoning,
     )
     return ResponseAnswer(head, call.request_id, options, num_prompt_tokens=generation.num_prompt_tokens)
-
-
-async def _stream(generation: Generation, answer: ResponseAnswer, reply: Reply) -> None:
-    """Send events, at most one part in flight; output that arrives during a send goes into the next part."""
-    try:
-        async for events in generation:
-            if made := answer.events(events):
-                await reply.events(made)
-    except Exception as error:
-        if reply.status:
-            await reply.events(answer.failed_events(error if isinstance(error, QuireError) else rpc.hide(error)))
-            await reply.end_events()
-        raise
-    await reply.events(answer.last_events(_now()))
-    await reply.end_events()
 
 
 def _now() -> int:

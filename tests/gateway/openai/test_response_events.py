@@ -235,12 +235,14 @@ def test_random_streams(block: int) -> None:
         events = random_events(rng)
         options = {"summarized": rng.random() < 0.5, "carries_reasoning": rng.random() < 0.5}
         streamed, whole, reader = answer(**options), answer(**options), Reader()
-        told = [event for part in batched(rng, events) for event in streamed.events(part)] + streamed.last_events(7)
+        told = [event for part in batched(rng, events) for event in streamed.events(part)]
+        streamed.complete(7)
+        told += streamed.last_events()
         for event in told:
             EVENTS.validate_python(event)
             reader.read(event)
         whole.events(events)
-        whole.last_events(7)
+        whole.complete(7)
         assert reader.final == whole.response()
         assert reader.output == reader.final["output"]
         assert [(item["type"], text_of(item)) for item in reader.output] == expected_output(events)
@@ -253,7 +255,7 @@ def test_the_official_package_adds_them_up() -> None:
         events = random_events(random.Random(seed))
         made = answer()
         state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=openai.omit)
-        for event in [*made.events(events), *made.last_events(7)][:-1]:
+        for event in made.events(events):
             state.handle_event(EVENTS.validate_python(event))
         snapshot = state._ResponseStreamState__current_snapshot  # type: ignore[attr-defined]
         texts = [(item.type, text_of(item.to_dict())) for item in snapshot.output]
