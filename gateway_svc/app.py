@@ -119,6 +119,7 @@ class _Gateway:
             self._embedder,
             self._catalog,
             StoredValues(self._channel),
+            self._link.cancel,
             self._intake,
             self._spans,
             self._not_ready_because,

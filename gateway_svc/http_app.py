@@ -25,6 +25,7 @@ from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
+from gateway_svc.openai.responses.background import BackgroundResponses, Cancel
 from gateway_svc.openai.responses.response_dialect import RESPONSES
 from gateway_svc.openai.responses.routes import Responses
 from gateway_svc.openai.responses.stored_responses import ResponseStore
@@ -39,23 +40,29 @@ def http_app(
     embedder: Embedder,
     catalog: ModelCatalog,
     values: StoredValues,
+    cancel: Cancel,
     intake: CallIntake,
     spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
 ) -> Starlette:
-    """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
+    """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people.
+
+    `cancel(tenant, request_id, error)` cancels a request at any gateway.
+    """
     store = ResponseStore(values)
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
-    responses, stored = Responses(generator, catalog, store), StoredResponseRoutes(store)
+    background = BackgroundResponses(generator, store, cancel)
+    responses, stored = Responses(generator, catalog, store, background), StoredResponseRoutes(store, background)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
         door.route("POST", "/v1/responses", responses.create, RESPONSES),
         door.route("GET", "/v1/responses/{id}", stored.get, RESPONSES),
         door.route("DELETE", "/v1/responses/{id}", stored.delete, RESPONSES),
+        door.route("POST", "/v1/responses/{id}/cancel", stored.cancel, RESPONSES, has_body=False),
         door.route("GET", "/v1/responses/{id}/input_items", stored.input_items, RESPONSES),
         door.route("POST", "/v1/embeddings", _embeddings(embedder)),
         door.route("GET", "/v1/models", models.list),

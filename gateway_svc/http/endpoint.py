@@ -54,9 +54,15 @@ class Doorman:
         self._spans = call_spans
         self._metrics = metrics
 
-    def route(self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI) -> Route:
-        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError."""
-        endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics)
+    def route(
+        self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI, *, has_body: bool | None = None
+    ) -> Route:
+        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError.
+
+        `has_body`: requests must be sent as JSON; default: for POST.
+        """
+        is_json = method == "POST" if has_body is None else has_body
+        endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics, is_json=is_json)
         return Route(path, endpoint, methods=[method])
 
 
@@ -72,7 +78,10 @@ class _Endpoint:
         intake: CallIntake,
         call_spans: CallSpans,
         metrics: GatewayMetrics,
+        *,
+        is_json: bool,
     ) -> None:
+        self._is_json = is_json
         self._method = method
         self._route = route
         self._respond = respond
@@ -121,7 +130,7 @@ class _Endpoint:
         call = self._intake.accept(headers, remaining_s(headers), span, stream=False)
         reply.headers["x-request-id"] = call.request_id
         spans.set_request_id(span, call.request_id)
-        if self._method == "POST":
+        if self._is_json:
             check_is_json(headers)
         return call
 

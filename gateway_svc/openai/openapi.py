@@ -60,6 +60,7 @@ OPERATIONS = (
     _Operation("post", "/v1/responses", "Answers a conversation of items", ResponseRequest, streams=True),
     _Operation("get", "/v1/responses/{id}", "A stored response"),
     _Operation("delete", "/v1/responses/{id}", "Deletes a stored response"),
+    _Operation("post", "/v1/responses/{id}/cancel", "Cancels a response in the background"),
     _Operation("get", "/v1/responses/{id}/input_items", "The items that a stored response answers"),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
     _Operation("get", "/v1/models", "The models served"),

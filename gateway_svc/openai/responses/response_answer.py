@@ -17,6 +17,7 @@ from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import QuireError
 
+FAILED, CANCELLED = "failed", "cancelled"
 _INCOMPLETE_REASONS = {
     common_pb2.FINISH_REASON_LENGTH: "max_output_tokens",
     common_pb2.FINISH_REASON_DEADLINE: "deadline",
@@ -24,17 +25,17 @@ _INCOMPLETE_REASONS = {
 
 
 class ResponseAnswer:
-    """One response. `head`: its fields that do not change. `num_prompt_tokens`: usage until the generation tells it.
+    """One response. `head`: its fields that do not change; others are overridden.
 
     The events of a stream are, in order: `events` of each list of the generation, then `last_events` after
-    `complete`; or `failed_events` at an error.
+    `complete`, or after `fail`.
     """
 
-    def __init__(self, head: Json, request_id: str, options: ItemOptions, *, num_prompt_tokens: int) -> None:
+    def __init__(self, head: Json, request_id: str, options: ItemOptions) -> None:
         self._head = head
         self._request_id = request_id
         self._options = options
-        self._usage = pb.Usage(prompt_tokens=num_prompt_tokens)
+        self._usage: pb.Usage | None = None
         self._items: list[OutputItem] = []
         self._is_open = False
         self._num_events = 0
@@ -60,17 +61,25 @@ class ResponseAnswer:
         self._status = COMPLETED if self._reason is None else INCOMPLETE
         self._completed_at = completed_at if self._reason is None else None
 
-    def last_events(self) -> list[Json]:
-        """Last event of a complete response."""
-        return self._numbered([{"type": f"response.{self._status}", "response": self.response()}])
+    def fail(self, error: QuireError) -> None:
+        """End the response with an error, or as cancelled."""
+        self._status = CANCELLED if error.status == "CANCELLED" else FAILED
+        if self._status == FAILED:
+            code = "rate_limit_exceeded" if error.status == "RESOURCE_EXHAUSTED" else "server_error"
+            self._error = {"code": code, "message": error.message}
+        if self._items and self._items[-1].status == IN_PROGRESS:
+            self._items[-1].status = INCOMPLETE
 
-    def failed_events(self, error: QuireError) -> list[Json]:
-        """End the response with an error; returns its last events."""
-        self._status = "failed"
-        code = "rate_limit_exceeded" if error.status == "RESOURCE_EXHAUSTED" else "server_error"
-        self._error = {"code": code, "message": error.message}
+    @property
+    def is_cancelled(self) -> bool:
+        """True if it ended as cancelled."""
+        return self._status == CANCELLED
+
+    def last_events(self) -> list[Json]:
+        """Last events, of a response that has ended."""
         opening = self._opening()
-        return [*opening, *self._numbered([{"type": "response.failed", "response": self.response()}])]
+        kind = FAILED if self._status == CANCELLED else self._status
+        return [*opening, *self._numbered([{"type": f"response.{kind}", "response": self.response()}])]
 
     def mark_unstored(self) -> None:
         """Tell that the response could not be stored."""
@@ -85,7 +94,7 @@ class ResponseAnswer:
             "error": self._error,
             "incomplete_details": None if self._reason is None else {"reason": self._reason},
             "output": [item.json() for item in self._items],
-            "usage": None if self._status == IN_PROGRESS else self._usage_json(),
+            "usage": None if self._usage is None else _usage(self._usage),
         }
 
     def _opening(self) -> list[Json]:
@@ -119,12 +128,12 @@ class ResponseAnswer:
             opened = self._items[0].opened()
         return [*opened, *self._items[-1].closed(COMPLETED if self._reason is None else INCOMPLETE)]
 
-    def _usage_json(self) -> Json:
-        usage = self._usage
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens, "cache_write_tokens": 0},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
+
+def _usage(usage: pb.Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -13,6 +13,11 @@ def response_id(request_id: str) -> str:
     return f"{public_ids.RESPONSE}_{request_id}"
 
 
+def request_id_of(name: str) -> str:
+    """Id of the request that made the response of id `name`."""
+    return name.removeprefix(f"{public_ids.RESPONSE}_")
+
+
 def response_head(request: ResponseRequest, request_id: str, model: str, created_at: int, *, is_stored: bool) -> Json:
     """Make the fields. Sampling fields that the request leaves out are null: the model's own defaults."""
     return {
@@ -20,7 +25,7 @@ def response_head(request: ResponseRequest, request_id: str, model: str, created
         "object": "response",
         "created_at": created_at,
         "model": model,
-        "background": False,
+        "background": bool(request.background),
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,

@@ -148,6 +148,7 @@ class ResponseRequest(GenerationFields):
         add_items(request, conversation)
         self.fill(request)
         set_response_tools(request, self.tools or [], self.tool_choice, parallel=self.parallel_tool_calls)
+        request.resumable |= bool(self.background)
         effort = self.reasoning.effort if self.reasoning else None
         if arguments := effort_variables(effort) | (self.chat_template_kwargs or {}):
             request.template_arguments_json = json_text(arguments, "chat_template_kwargs")
@@ -156,6 +157,12 @@ class ResponseRequest(GenerationFields):
     def _check(self) -> None:
         if not self.given:
             refuse("input", "is missing or empty")
+        if self.background and self.store is False:
+            refuse("background", "needs the response to be stored; leave store out")
+        if self.background and self.stream:
+            refuse(
+                "background", "is not supported with stream; ask for the response by its id, or leave background out"
+            )
         if self.text and self.text.verbosity not in (None, "medium"):
             refuse("text.verbosity", "this value is not supported by this server; leave the field out")
         if self.summary == "concise":

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.openai.responses.input_items import kind_of
+from gateway_svc.openai.responses.output_items import IN_PROGRESS
 from gateway_svc.openai.responses.response_head import response_id
 from gateway_svc.openai.responses.response_request import ResponseRequest
 from svc_common.clipping import clip
@@ -22,10 +23,23 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "functi
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and the items that it answered, those of earlier responses included."""
+    """A response, and the items that it answers, those of earlier responses included.
+
+    `carries_reasoning`: its reasoning items have `encrypted_content`.
+    """
 
     response: Json
     given: list[Json]
+    carries_reasoning: bool = False
+
+    @property
+    def is_in_progress(self) -> bool:
+        """True for one in the background that has not ended, as far as is stored."""
+        return bool(self.response["status"] == IN_PROGRESS)
+
+    def with_response(self, response: Json) -> "StoredResponse":
+        """The same with a later state of the response."""
+        return replace(self, response=response)
 
     @property
     def conversation(self) -> list[Json]:
@@ -34,7 +48,9 @@ class StoredResponse:
 
     def to_json(self) -> bytes:
         """As stored."""
-        return json.dumps([self.response, self.given], ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(
+            [self.response, self.given, self.carries_reasoning], ensure_ascii=False, separators=(",", ":")
+        ).encode()
 
 
 class ResponseStore:
@@ -53,6 +69,10 @@ class ResponseStore:
         if found is None:
             raise _unknown("response", name)
         return found
+
+    async def has(self, tenant: str, name: str) -> bool:
+        """True if a response of that id is stored."""
+        return await self._values.get(tenant, name) is not None
 
     async def delete(self, tenant: str, name: str) -> None:
         """Drop the response of that id. Raises NotFound."""
@@ -82,6 +102,8 @@ class ResponseStore:
                 reason="PREVIOUS_RESPONSE_NOT_FOUND",
                 violations=[FieldViolation("previous_response_id", problem)],
             )
+        if found.is_in_progress:
+            raise InvalidArgument.field("previous_response_id", "names a response in progress; wait for its end")
         return found
 
     async def _referenced(self, tenant: str, i: int, name: str, known: dict[str, StoredResponse | None]) -> Json:

@@ -1,4 +1,4 @@
-"""The routes of one stored response: retrieve, delete, list what it answered."""
+"""The routes of one stored response: retrieve, delete, cancel, list what it answered."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from gateway_svc.calls import Call
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import refuse
+from gateway_svc.openai.responses.background import BackgroundResponses
 from gateway_svc.openai.responses.stored_responses import ResponseStore
 from svc_common.errors import InvalidArgument
 
@@ -19,19 +20,29 @@ MAX_LIMIT = 100
 class StoredResponseRoutes:
     """Answers the routes."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
         self._store = store
+        self._background = background
 
     async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Answer with a stored response."""
+        """Answer with a stored response, as far as it is complete."""
         if http.query.get("stream", "false") != "false":
-            refuse("stream", "is for responses that run in the background, which this server does not offer")
-        await reply.json((await self._store.get(call.caller.tenant, http.path_params["id"])).response)
+            refuse("stream", "is not supported for stored responses; ask again until status is not in_progress")
+        stored = await self._store.get(call.caller.tenant, http.path_params["id"])
+        await reply.json(await self._background.current(call, stored))
+
+    async def cancel(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Cancel a response in the background."""
+        stored = await self._store.get(call.caller.tenant, http.path_params["id"])
+        await reply.json(await self._background.cancel(call.caller.tenant, stored))
 
     async def delete(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Delete a stored response."""
-        name = http.path_params["id"]
-        await self._store.delete(call.caller.tenant, name)
+        """Delete a stored response; one in progress is cancelled."""
+        name, tenant = http.path_params["id"], call.caller.tenant
+        stored = await self._store.get(tenant, name)
+        if stored.is_in_progress:
+            await self._background.cancel(tenant, stored)
+        await self._store.delete(tenant, name)
         await reply.json({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, http: HttpRequest, call: Call, reply: Reply) -> None:

@@ -33,7 +33,7 @@ _WORDS = ("a", "é", "\n", " the", '{"x":', "1}", "日本")
 def answer(**options: Any) -> ResponseAnswer:
     """An answer to an empty request."""
     head = response_head(ResponseRequest.model_validate({}), "r_1", "tiny", 5, is_stored=False)
-    return ResponseAnswer(head, "r_1", ItemOptions(TokenEntries(tiny(), as_ids=False), **options), num_prompt_tokens=3)
+    return ResponseAnswer(head, "r_1", ItemOptions(TokenEntries(tiny(), as_ids=False), **options))
 
 
 def random_events(rng: random.Random) -> list[Event]:
@@ -274,11 +274,15 @@ def test_a_failure_is_the_last_event() -> None:
     """With what was made so far, and a code of OpenAI's."""
     made = answer()
     made.events([pb.Delta(text="a", token_ids=[5])])
-    (last,) = made.failed_events(Unavailable("gone"))
+    made.fail(Unavailable("gone"))
+    (last,) = made.last_events()
     EVENTS.validate_python(last)
     assert (last["type"], last["sequence_number"]) == ("response.failed", 5)
     assert last["response"]["error"] == {"code": "server_error", "message": "gone"}
     assert last["response"]["output"][0]["content"][0]["text"] == "a"
-    full = answer().failed_events(ResourceExhausted("full"))
-    assert [event["type"] for event in full] == ["response.created", "response.in_progress", "response.failed"]
-    assert full[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    full = answer()
+    full.fail(ResourceExhausted("full"))
+    told = full.last_events()
+    assert [event["type"] for event in told] == ["response.created", "response.in_progress", "response.failed"]
+    assert told[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
