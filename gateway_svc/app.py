@@ -26,6 +26,7 @@ from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -117,6 +118,8 @@ class _Gateway:
             self._generator,
             self._embedder,
             self._catalog,
+            StoredValues(self._channel),
+            self._link.cancel,
             self._intake,
             self._spans,
             self._not_ready_because,

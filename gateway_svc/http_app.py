@@ -12,6 +12,7 @@ from starlette.routing import Route
 from gateway_svc.anthropic.messages import MessageRoutes
 from gateway_svc.anthropic.model_cards import ModelCards
 from gateway_svc.calls import Call, CallIntake
+from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -27,6 +28,11 @@ from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
+from gateway_svc.openai.responses.background import BackgroundResponses, Cancel
+from gateway_svc.openai.responses.response_dialect import RESPONSES
+from gateway_svc.openai.responses.routes import Responses
+from gateway_svc.openai.responses.stored_responses import ResponseStore
+from gateway_svc.openai.responses.stored_routes import StoredResponseRoutes
 from gateway_svc.openai.tokenize_routes import TextRoutes
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
@@ -36,19 +42,32 @@ def http_app(
     generator: Generator,
     embedder: Embedder,
     catalog: ModelCatalog,
+    values: StoredValues,
+    cancel: Cancel,
     intake: CallIntake,
     spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
 ) -> Starlette:
-    """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
+    """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people.
+
+    `cancel(tenant, request_id, error)` cancels a request at any gateway.
+    """
+    store = ResponseStore(values)
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
     messages, cards = MessageRoutes(generator), ModelCards(catalog)
+    background = BackgroundResponses(generator, store, cancel)
+    responses, stored = Responses(generator, catalog, store, background), StoredResponseRoutes(store, background)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
+        door.route("POST", "/v1/responses", responses.create, RESPONSES),
+        door.route("GET", "/v1/responses/{id}", stored.get, RESPONSES),
+        door.route("DELETE", "/v1/responses/{id}", stored.delete, RESPONSES),
+        door.route("POST", "/v1/responses/{id}/cancel", stored.cancel, RESPONSES, has_body=False),
+        door.route("GET", "/v1/responses/{id}/input_items", stored.input_items, RESPONSES),
         door.route("POST", "/v1/embeddings", _embeddings(embedder)),
         door.route("POST", "/v1/messages", messages.create, ANTHROPIC),
         door.route("POST", "/v1/messages/count_tokens", messages.count_tokens, ANTHROPIC),

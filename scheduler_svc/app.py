@@ -22,6 +22,7 @@ from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
 from scheduler_svc.admin.service import AdminParts, AdminService
 from scheduler_svc.gateways.engine_service import EngineServicer
 from scheduler_svc.gateways.gateway_table import GatewayTable
+from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.loop.step_loop import StepLoop
 from scheduler_svc.observe.cost_feedback import CostFeedback
 from scheduler_svc.observe.explanations import Explanations
@@ -122,7 +123,10 @@ class _SchedulerService:
             self._adapters.declare(name, path)
         self._directory = WorkerDirectory(settings.worker_addresses(), settings.worker_lookup_s)
         self._roster = WorkerRoster(self._directory, self._lane_maker(choice))
-        watched = Watched(settings, self._book, self._core, self._explanations, self._readiness, self._roster)
+        self._values = ValueStore(settings.max_stored_bytes, settings.stored_s, monotonic_ns)
+        watched = Watched(
+            settings, self._book, self._core, self._explanations, self._readiness, self._roster, self._values
+        )
         self._metrics = SchedulerMetrics(watched, self._telemetry)
         self._loop = StepLoop(
             settings,
@@ -191,7 +195,7 @@ class _SchedulerService:
         await self._server.start()
 
     def _add_services(self) -> None:
-        engine = EngineServicer(self._gateways, self._readiness, self._identity, self.admin_address)
+        engine = EngineServicer(self._gateways, self._values, self._readiness, self._identity, self.admin_address)
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
         calls = AdapterCalls(self._adapters)
         admin = AdminParts(

@@ -64,6 +64,11 @@ class SchedulerSettings(BaseModel):
     """Seconds for which a resumable request without a reader keeps running, and is kept after its end."""
     max_retained_tokens: int = Field(default=1_000_000, ge=0)
     """Tokens of ended resumable requests kept for readers that reconnect, over all requests."""
+    max_stored_bytes: int = Field(default=256 * 2**20, ge=0)
+    """Maximum size of all stored responses (/v1/responses), in bytes; without room the oldest of the tenant with the most bytes are
+    dropped; 0 = store none."""
+    stored_s: float = Field(default=86_400.0, gt=0)
+    """Seconds for which a response is stored."""
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds within which a worker has to answer the first calls of a connection."""

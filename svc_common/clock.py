@@ -14,6 +14,11 @@ wall_ns = time.time_ns
 """Nanoseconds since the epoch, for span timestamps."""
 
 
+def unix_s() -> int:
+    """Whole seconds since the epoch, for people."""
+    return wall_ns() // NS_PER_S
+
+
 def unix_ns(monotonic: int) -> int:
     """Convert a monotonic time to wall time.
 

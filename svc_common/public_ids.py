@@ -1,14 +1,16 @@
 """Printed forms of request ids.
 
-The OpenAI API returns `cmpl-ID` or `chatcmpl-ID`, Anthropic's `msg_ID`, headers and the gRPC API the plain ID.
+The OpenAI API returns `cmpl-ID`, `chatcmpl-ID` or `resp_ID`, Anthropic's `msg_ID`, headers and the gRPC API the plain ID.
 """
 
 COMPLETION = "cmpl"
 CHAT = "chatcmpl"
 EMBEDDING = "embd"
 MESSAGE = "msg"
+RESPONSE = "resp"
 
-_PREFIXES = (*(f"{kind}-" for kind in (COMPLETION, CHAT, EMBEDDING)), f"{MESSAGE}_")
+_DASHED, _UNDERSCORED = (COMPLETION, CHAT, EMBEDDING), (MESSAGE, RESPONSE)
+_PREFIXES = (*(f"{kind}-" for kind in _DASHED), *(f"{kind}_" for kind in _UNDERSCORED))
 
 
 def meanings(printed: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.trace import Span
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -31,11 +31,12 @@ _MAX_TIMEOUT_DIGITS = 12
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A request as received. `body`: empty for GET. `path_params`: named parts of the route's path."""
+    """A request as received. `body`: empty for GET. `path_params`: named parts of the route's path. `query`: after it."""
 
     body: bytes
     path_params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
     def take_body(self) -> bytes:
         """Return the body and release it here, since answers may stream for minutes."""
@@ -54,9 +55,15 @@ class Doorman:
         self._spans = call_spans
         self._metrics = metrics
 
-    def route(self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI) -> Route:
-        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError."""
-        endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics)
+    def route(
+        self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI, *, has_body: bool | None = None
+    ) -> Route:
+        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError.
+
+        `has_body`: requests must be sent as JSON; default: for POST.
+        """
+        is_json = method == "POST" if has_body is None else has_body
+        endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics, is_json=is_json)
         return Route(path, endpoint, methods=[method])
 
 
@@ -72,7 +79,10 @@ class _Endpoint:
         intake: CallIntake,
         call_spans: CallSpans,
         metrics: GatewayMetrics,
+        *,
+        is_json: bool,
     ) -> None:
+        self._is_json = is_json
         self._method = method
         self._route = route
         self._respond = respond
@@ -90,7 +100,8 @@ class _Endpoint:
         try:
             call = self._call(headers, span, reply)
             is_taken_in = True
-            request = HttpRequest(await read_body(receive), scope.get("path_params", {}), headers)
+            query = QueryParams(scope.get("query_string", b""))
+            request = HttpRequest(await read_body(receive), scope.get("path_params", {}), headers, query)
             span.add_event(names.RECEIVED, {names.HTTP_BODY_SIZE: len(request.body)})
             async with until_left_unread(call):
                 await until_disconnect(receive, self._respond(request, call, reply))
@@ -120,7 +131,7 @@ class _Endpoint:
         call = self._intake.accept(headers, remaining_s(headers), span, stream=False)
         reply.headers["x-request-id"] = call.request_id
         spans.set_request_id(span, call.request_id)
-        if self._method == "POST":
+        if self._is_json:
             check_is_json(headers)
         return call
 

@@ -82,6 +82,7 @@ class Reply:
     status: int = 0
     _begun_ns: int = field(default_factory=monotonic_ns)
     _started: bool = False
+    _ended: bool = False
 
     async def json(self, value: Any, *, status: int = 200) -> None:
         """Send a complete JSON response."""
@@ -111,7 +112,12 @@ class Reply:
         await self._end()
 
     async def error(self, error: QuireError) -> None:
-        """Send the error as the response or, in a stream that has begun, as its last event (without the end mark)."""
+        """Send the error as the response or, in a stream that has begun, as its last event (without the end mark).
+
+        No-op after `end_events`: an API whose answer tells its own failure has sent it already.
+        """
+        if self._ended:
+            return
         request_id = self.headers.get("x-request-id", "")
         if self._started:
             await self.events([self._dialect.error_event(error, request_id)])
@@ -127,6 +133,7 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _end(self) -> None:
+        self._ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

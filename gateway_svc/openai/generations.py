@@ -20,7 +20,7 @@ from gateway_svc.openai.requests.completion_request import CompletionRequest, pa
 from gateway_svc.openai.requests.fields import AnyRequests
 from gateway_svc.openai.requests.roles import settle_roles
 from protos.inference.v1 import inference_pb2 as pb
-from svc_common.clock import NS_PER_S, wall_ns
+from svc_common.clock import unix_s
 from svc_common.version import VERSION
 
 
@@ -78,7 +78,7 @@ class Generations:
         ]
         head = {
             "id": f"{self._shape.prefix}-{call.request_id}",
-            "created": wall_ns() // NS_PER_S,
+            "created": unix_s(),
             "model": model.name,
             "system_fingerprint": f"quire-{VERSION}-{model.limits.model_digest[:12]}",
         }

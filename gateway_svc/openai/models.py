@@ -7,7 +7,7 @@ from gateway_svc.calls import Call
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
-from svc_common.clock import NS_PER_S, wall_ns
+from svc_common.clock import unix_s
 
 
 class Models:
@@ -15,7 +15,7 @@ class Models:
 
     def __init__(self, catalog: ModelCatalog) -> None:
         self._catalog = catalog
-        self._created_s = wall_ns() // NS_PER_S
+        self._created_s = unix_s()
 
     async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with all that the caller may use; empty before the first is loaded."""

@@ -12,6 +12,7 @@ from gateway_svc.http.endpoint import TIMEOUT_HEADER
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
+from gateway_svc.openai.responses.response_request import ResponseRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from svc_common.version import VERSION
 
@@ -58,6 +59,9 @@ _HEADERS = {
 }
 
 
+_IN_PATHS = {"name": "Served name", "id": "Id of the response"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Operation:
     """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `api`: form of its errors."""
@@ -74,6 +78,11 @@ class _Operation:
 OPERATIONS = (
     _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
     _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
+    _Operation("post", "/v1/responses", "Answers a conversation of items", ResponseRequest, streams=True),
+    _Operation("get", "/v1/responses/{id}", "A stored response"),
+    _Operation("delete", "/v1/responses/{id}", "Deletes a stored response"),
+    _Operation("post", "/v1/responses/{id}/cancel", "Cancels a response in the background"),
+    _Operation("get", "/v1/responses/{id}/input_items", "The items that a stored response answers"),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
     _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, api="Anthropic"),
     _Operation("post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, api="Anthropic"),
@@ -117,7 +126,7 @@ def document() -> dict[str, Any]:
 
 def _described(operation: _Operation) -> dict[str, Any]:
     described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation)}
-    parameters = [_parameter("name", "path", "Served name")] if "{name}" in operation.path else []
+    parameters = [_parameter(name, "path", text) for name, text in _IN_PATHS.items() if f"{{{name}}}" in operation.path]
     if not is_open(operation.path):
         parameters += [_parameter(name, "header", text) for name, text in _HEADERS.items()]
         described["security"] = [{}, {"key": []}]

@@ -15,10 +15,6 @@ from gateway_svc.request_ids import accept_request_id, new_request_id
 from svc_common.errors import InvalidArgument, NotFound, QuireError
 from svc_common.version import VERSION
 
-_INSTEAD = {
-    "/v1/responses": "POST /v1/chat/completions answers conversations, tools and schemas included",
-}
-
 
 def public_routes(not_ready_because: Callable[[], str]) -> Sequence[Route]:
     """Make the routes. `not_ready_because()`: empty if requests can be served, else the reason for people."""
@@ -63,7 +59,7 @@ async def known_error(request: Request, error: Exception) -> Response:
 async def http_error(request: Request, error: Exception) -> Response:
     """Answer with Starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", request.url.path, error.status_code)
+    known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", error.status_code)
     return _error_response(request, known, error.status_code, error.headers)
 
 
@@ -73,10 +69,7 @@ def _error_response(request: Request, error: QuireError, status: int, headers: M
     return JSONResponse(body, status_code=status, headers={"x-request-id": request_id, **(headers or {})})
 
 
-def _known(message: str, path: str, status: int) -> QuireError:
-    for start, instead in _INSTEAD.items():
-        if path.startswith(start):
-            return NotFound(f"{message}; {instead}", reason="UNKNOWN_PATH")
+def _known(message: str, status: int) -> QuireError:
     if status == 405:
         return InvalidArgument(message, reason="METHOD_NOT_ALLOWED")
     return NotFound(message, reason="UNKNOWN_PATH")

@@ -12,6 +12,7 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.gateways.gateway_stream import AttachedGateway, GatewayStream
 from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.gateways.output_messages import held_message
+from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.readiness import Readiness
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 from svc_common.net import rpc
@@ -23,12 +24,18 @@ MAX_FRONTEND_ID_LENGTH = 128
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
-    """The methods Attach and GetModelBundle. `admin_address`: HOST:PORT sent to gateways."""
+    """The service's methods. `admin_address`: HOST:PORT sent to gateways."""
 
     def __init__(
-        self, gateways: GatewayTable, readiness: Readiness, identity: rpc.Identity, admin_address: str
+        self,
+        gateways: GatewayTable,
+        values: ValueStore,
+        readiness: Readiness,
+        identity: rpc.Identity,
+        admin_address: str,
     ) -> None:
         self._gateways = gateways
+        self._values = values
         self._readiness = readiness
         self._identity = identity
         self._admin_address = admin_address
@@ -77,6 +84,27 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 )
             for start in range(0, len(bundle), BUNDLE_CHUNK_BYTES):
                 yield engine_pb2.GetModelBundleResponse(chunk=bundle[start : start + BUNDLE_CHUNK_BYTES])
+
+    async def PutValue(
+        self, request: engine_pb2.PutValueRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.PutValueResponse:
+        """Keep a value."""
+        async with rpc.errors_to_status(context):
+            return engine_pb2.PutValueResponse(kept=self._values.put(request.tenant, request.key, request.value))
+
+    async def GetValue(
+        self, request: engine_pb2.GetValueRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.GetValueResponse:
+        """Return a kept value."""
+        async with rpc.errors_to_status(context):
+            return engine_pb2.GetValueResponse(value=self._values.get(request.tenant, request.key))
+
+    async def DeleteValue(
+        self, request: engine_pb2.DeleteValueRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> engine_pb2.DeleteValueResponse:
+        """Drop a kept value."""
+        async with rpc.errors_to_status(context):
+            return engine_pb2.DeleteValueResponse(deleted=self._values.delete(request.tenant, request.key))
 
     def _welcome(self, gateway: AttachedGateway) -> engine_pb2.EngineMessage:
         held = [held_message(handle, live) for handle, live in gateway.held.items()]

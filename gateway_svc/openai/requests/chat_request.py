@@ -12,6 +12,8 @@ from gateway_svc.openai.requests.chat_tools import MAX_TOOLS, ChatTool, ToolChoi
 from gateway_svc.openai.requests.fields import NEUTRAL, AnyRequests, GenerationFields, TopLogprobs
 from protos.inference.v1 import inference_pb2 as pb
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class ChatCompletionRequest(GenerationFields):
     """The request body. `reasoning_effort` is passed to the chat template with `chat_template_kwargs`."""
@@ -42,7 +44,7 @@ class ChatCompletionRequest(GenerationFields):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
 
     def options(self) -> AnswerOptions:
@@ -78,9 +80,11 @@ class ChatCompletionRequest(GenerationFields):
 
     def _template_arguments(self) -> dict[str, Any]:
         """Template variables; explicit ones override those derived from `reasoning_effort`."""
-        effort: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            effort = {"reasoning_effort": self.reasoning_effort}
-        if self.reasoning_effort == "none":
-            effort["enable_thinking"] = False
-        return effort | (self.chat_template_kwargs or {})
+        return effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {})
+
+
+def effort_variables(effort: Effort | None) -> dict[str, Any]:
+    """Template variables of a reasoning effort."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})

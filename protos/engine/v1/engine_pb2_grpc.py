@@ -45,6 +45,21 @@ class EngineServiceStub(object):
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleResponse.FromString,
                 _registered_method=True)
+        self.PutValue = channel.unary_unary(
+                '/quire.engine.v1.EngineService/PutValue',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.PutValueRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.PutValueResponse.FromString,
+                _registered_method=True)
+        self.GetValue = channel.unary_unary(
+                '/quire.engine.v1.EngineService/GetValue',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetValueRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetValueResponse.FromString,
+                _registered_method=True)
+        self.DeleteValue = channel.unary_unary(
+                '/quire.engine.v1.EngineService/DeleteValue',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -65,6 +80,27 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutValue(self, request, context):
+        """Keeps a value for a tenant, in memory, for a time and as long as there is room; replaces the one of the same key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetValue(self, request, context):
+        """Returns a kept value.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteValue(self, request, context):
+        """Drops a kept value.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +113,21 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.GetModelBundle,
                     request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleResponse.SerializeToString,
+            ),
+            'PutValue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutValue,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.PutValueRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.PutValueResponse.SerializeToString,
+            ),
+            'GetValue': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetValue,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetValueRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.GetValueResponse.SerializeToString,
+            ),
+            'DeleteValue': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteValue,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +185,87 @@ class EngineService(object):
             '/quire.engine.v1.EngineService/GetModelBundle',
             protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_engine__pb2.GetModelBundleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutValue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.engine.v1.EngineService/PutValue',
+            protos_dot_engine_dot_v1_dot_engine__pb2.PutValueRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.PutValueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetValue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.engine.v1.EngineService/GetValue',
+            protos_dot_engine_dot_v1_dot_engine__pb2.GetValueRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.GetValueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteValue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.engine.v1.EngineService/DeleteValue',
+            protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.FromString,
             options,
             channel_credentials,
             insecure,

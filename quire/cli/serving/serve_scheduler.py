@@ -28,11 +28,11 @@ _limits = options_of(
         "Scheduling": ("force_ownership",),
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
-            *("max_retained_tokens", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
+            *("max_retained_tokens", "max_stored_bytes", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
         ),
         "Times": (
             *("no_worker_timeout_s", "frontend_grace_s", "step_timeout_s", "connect_timeout_s"),
-            *("worker_lookup_s", "reconnect_backoff_s", "drain_s"),
+            *("worker_lookup_s", "reconnect_backoff_s", "drain_s", "stored_s"),
         ),
         "Log": ("stats_interval_s",),
         "Recording": (

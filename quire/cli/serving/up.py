@@ -53,11 +53,11 @@ _limits = options_of(
     panels={
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests", "max_live_bytes"),
-            *("max_buffered_tokens", "max_retained_tokens", "max_connections_per_peer"),
+            *("max_buffered_tokens", "max_retained_tokens", "max_stored_bytes", "max_connections_per_peer"),
         ),
         "Times": (
             *("max_request_s", "frontend_grace_s", "no_worker_timeout_s", "step_timeout_s", "scheduler_away_s"),
-            *("warm_up_s", "drain_s", "http_header_s", "http_body_s"),
+            *("warm_up_s", "drain_s", "stored_s", "http_header_s", "http_body_s"),
         ),
         "Log": ("stats_interval_s",),
         "Recording": ("record_tokens",),

@@ -319,7 +319,39 @@ ENDED = MetricSpec(
     query='sum by (reason) (rate(quire_requests_ended_total{status!~"OK|CANCELLED"}[5m]))',
 )
 
-READ = (REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, WORKER_GROUPS, BLOCKS)
+STORED_RESPONSES = MetricSpec(
+    name="quire_scheduler_stored_responses",
+    kind=Kind.GAUGE,
+    unit="responses",
+    text="Stored responses of `/v1/responses`.",
+    formula="Responses of all tenants that `previous_response_id` and `GET` find.",
+    serves="[responses](responses.md)",
+    query="quire_scheduler_stored_responses",
+)
+STORED_BYTES = MetricSpec(
+    name="quire_scheduler_stored_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    text="Size of the stored responses.",
+    formula="Their bytes with their conversations, and 512 for each; limited by `--max-stored-bytes`.",
+    serves="[responses](responses.md)",
+    query="quire_scheduler_stored_bytes",
+)
+DROPPED_RESPONSES = MetricSpec(
+    name="quire_scheduler_dropped_responses_total",
+    kind=Kind.COUNTER,
+    unit="responses",
+    text="Stored responses dropped without a client's `DELETE`.",
+    formula="`expired`: after `--stored-s`. `displaced`: for others, when `--max-stored-bytes` was reached.",
+    labels={"cause": "`expired`, `displaced`"},
+    serves="[responses](responses.md): room for conversations",
+    query='rate(quire_scheduler_dropped_responses_total{cause="displaced"}[5m]) > 0',
+)
+
+READ = (
+    *(REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, WORKER_GROUPS, BLOCKS),
+    *(STORED_RESPONSES, STORED_BYTES, DROPPED_RESPONSES),
+)
 COUNTED_BY_STEPS = (
     *(STEPS, STEP_DURATION, SCHEDULE_DURATION, STEP_TOKENS, PROMPT_STEPS, REPEATED_STEPS, REVOKED_GRANTS),
     *(OUTPUT_TOKENS, SWAPPED_BLOCKS, COPIED_BLOCKS, MOVED_GROUPS, FAILED_STEPS),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from block_manager.pool import PoolCounts
 from scheduler_svc.core.reasons import WAITING_QUEUES
+from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.recording.recorder import AnyCore
@@ -30,6 +31,7 @@ class Watched:
     explanations: Explanations
     readiness: Readiness
     roster: WorkerRoster
+    values: ValueStore
 
 
 class Readings:
@@ -57,6 +59,8 @@ class Readings:
         watched = self._watched
         waiting, running, swapped = self.queues
         limits = watched.settings
+        values = watched.values
+        values.expire()
         return {
             d.WAITING_BY_REASON: {(reason,): reasons[reason] for reason in d.WAIT_REASONS},
             d.REQUESTS: {("waiting",): waiting, ("running",): running, ("swapped",): swapped},
@@ -66,6 +70,9 @@ class Readings:
             d.WORKER_UP: {(lane.address,): lane.is_here for lane in watched.roster.wanted},
             d.WORKER_GROUPS: self._groups(),
             d.BLOCKS: dict(self._blocks()),
+            d.STORED_RESPONSES: {(): len(values)},
+            d.STORED_BYTES: {(): values.num_bytes},
+            d.DROPPED_RESPONSES: {("expired",): values.num_expired, ("displaced",): values.num_displaced},
         }
 
     async def _reasons(self) -> Counter[str]:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: request bodies, conversations of items, answers and their events, and stored responses."""
