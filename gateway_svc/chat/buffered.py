@@ -49,11 +49,11 @@ class BufferedParser(ABC):
         spans, self._spans = self._spans, []
         return spans
 
-    def take(self, num_chars: int, part: AnswerPart, *, visible: bool = True) -> None:
-        """Emit the next characters as certain."""
+    def take(self, num_chars: int, part: AnswerPart, *, text: str | None = None) -> None:
+        """Emit the next characters as certain. `text`: shown in their place; empty = they are markup."""
         if num_chars:
             self.buffer = self.buffer[num_chars:]
-            self._spans.append(TextSpan(num_chars, part, visible))
+            self._spans.append(TextSpan(num_chars, part, text))
 
     def something_behind(self, begin: int = 0) -> tuple[bool | None, int]:
         """True if something other than white space follows `begin`, and its index; None = not known yet, False = no."""
@@ -64,7 +64,7 @@ class BufferedParser(ABC):
 
     def take_whitespace(self, whitespace: str, part: AnswerPart) -> None:
         """Take leading characters of `whitespace` from the buffer, as markup."""
-        self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, visible=False)
+        self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, text="")
 
 
 def num_blanks(text: str, begin: int = 0) -> int:

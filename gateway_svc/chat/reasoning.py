@@ -29,7 +29,7 @@ class ReasoningParser(BufferedParser):
         if begins is None:
             return False
         if begins:
-            self.take(place + len(OPEN), REASONING, visible=False)
+            self.take(place + len(OPEN), REASONING, text="")
         self.current = REASONING if begins or self._is_open else CONTENT
         self.state = self._at_thought if self.current is REASONING else self._in_answer
         return True
@@ -45,7 +45,7 @@ class ReasoningParser(BufferedParser):
         self.take(begin, REASONING)
         if end is None:
             return False
-        self.take(end - begin, REASONING, visible=False)
+        self.take(end - begin, REASONING, text="")
         self.current = CONTENT
         self.state = self._behind_thought
         return True

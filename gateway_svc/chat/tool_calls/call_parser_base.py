@@ -97,11 +97,11 @@ class CallParser(BufferedParser):
         self._num_calls += not surplus
         head = CONTENT if surplus else AnswerPart(PartKind.CALL, number, self._rules.call_id(number), name)
         self._call = self.current = head.rest
-        self.take(num_chars, head, visible=False)
+        self.take(num_chars, head, text="")
 
-    def give(self, num_chars: int, *, visible: bool) -> None:
-        """Emit the next characters as part of the call."""
-        self.take(num_chars, self._call, visible=visible and self._call is not CONTENT)
+    def give(self, num_chars: int, *, text: str | None = None) -> None:
+        """Emit the next characters as part of the call. `text`: shown in their place; empty = they are markup."""
+        self.take(num_chars, self._call, text="" if self._call is CONTENT else text)
 
     def end_call(self) -> bool:
         """End the call."""
@@ -153,14 +153,14 @@ class CallParser(BufferedParser):
                 break
             reader.feed(char)
         in_arguments = reader.size if reader.end is None else reader.end
-        self._give_to(in_arguments, visible=True)
-        self._give_to(reader.size, visible=False)
+        self._give_to(in_arguments)
+        self._give_to(reader.size, text="")
         if reader.status is Status.READING:
             return False
         return self.end_call()
 
-    def _give_to(self, position: int, *, visible: bool) -> None:
+    def _give_to(self, position: int, *, text: str | None = None) -> None:
         num_chars = position - self._num_given
         if num_chars > 0:
-            self.give(num_chars, visible=visible)
+            self.give(num_chars, text=text)
             self._num_given = position

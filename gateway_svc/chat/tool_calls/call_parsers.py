@@ -34,7 +34,7 @@ class HermesParser(CallParser):
         if closes is None:
             return False
         if closes or HERMES_CLOSE.startswith(text):
-            self.give(place + min(len(HERMES_CLOSE), len(text)), visible=False)
+            self.give(place + min(len(HERMES_CLOSE), len(text)), text="")
         self.state = self._behind_calls
         return True
 
@@ -77,7 +77,7 @@ class Llama3Parser(CallParser):
             return True
         if is_there is None or (text and begins_with(text, PYTHON_TAG, is_over=self.is_over) is None):
             return False
-        self.take(place, CONTENT, visible=False)
+        self.take(place, CONTENT, text="")
         self.state = self.in_content
         return True
 
@@ -132,7 +132,7 @@ class MistralParser(CallParser):
             num_chars += status is not Status.BAD
             if status is not Status.READING:
                 break
-        self.give(num_chars, visible=True)
+        self.give(num_chars)
         return self.end_call() if status is not Status.READING else False
 
     def behind_call(self) -> bool:
@@ -146,7 +146,7 @@ class MistralParser(CallParser):
             self.state = self._at_object
             return True
         is_end = self._is_list and text.startswith("]")
-        self.give(place + is_end, visible=False)
+        self.give(place + is_end, text="")
         self.state = self.in_content
         return True
 
