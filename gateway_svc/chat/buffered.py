@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway_svc.text.output_parser import CONTENT, AnswerPart, TextSpan
 
@@ -88,6 +88,13 @@ def find_marker(text: str, marker: str, lead: str, *, is_over: bool) -> tuple[in
     return _without_tail(text, len(text) - held, lead), None
 
 
+def find_first(text: str, markers: Iterable[str], lead: str, *, is_over: bool) -> tuple[int, int | None]:
+    """`find_marker` for the marker that comes first."""
+    found = [find_marker(text, marker, lead, is_over=is_over) for marker in markers]
+    complete = [(begin, end) for begin, end in found if end is not None]
+    return min(complete) if complete else (min(begin for begin, _ in found), None)
+
+
 def _without_tail(text: str, end: int, lead: str) -> int:
     """Index where the trailing `lead` characters before `end` begin, at most MAX_BLANKS of them."""
     begin = max(0, end - MAX_BLANKS)
@@ -99,3 +106,10 @@ def begins_with(text: str, marker: str, *, is_over: bool) -> bool | None:
     if text.startswith(marker):
         return True
     return None if marker.startswith(text) and not is_over else False
+
+
+def begins_with_one(text: str, markers: Iterable[str], *, is_over: bool) -> str | None:
+    """The marker that `text` begins with, empty if with none; None = not known yet."""
+    found = {marker: begins_with(text, marker, is_over=is_over) for marker in markers}
+    whole = next((marker for marker, begins in found.items() if begins), "")
+    return None if not whole and None in found.values() else whole

@@ -9,7 +9,8 @@ from enum import Enum
 
 WHITESPACE = " \t\r\n"
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-STRING_KEYS = frozenset({"name", "type", "id"})
+NAME_KEYS = frozenset({"name", "tool_name"})
+STRING_KEYS = NAME_KEYS | {"type", "id", "tool_call_id"}
 MAX_STRING_CHARS = 256
 # Characters that JSON allows outside strings; any other ends a call.
 _STRUCTURE = frozenset('{}[]:,"+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
@@ -145,7 +146,7 @@ class CallReader:
         if not self._string_ends(char):
             return len(self._text) <= MAX_STRING_CHARS
         self._state = self._behind_value
-        return self._key != "name" or self._take_name()
+        return self._key not in NAME_KEYS or self._take_name()
 
     def _take_name(self) -> bool:
         is_first, self.name = not self.name, self._text
