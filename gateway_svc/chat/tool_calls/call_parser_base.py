@@ -170,7 +170,8 @@ class CallParser(BufferedParser):
             reader.feed(char)
         in_arguments = reader.size if reader.end is None else reader.end
         self._give_to(in_arguments)
-        self._give_to(reader.size, text="")
+        is_whole = reader.status is Status.DONE or (self.is_over and reader.status is Status.READING)
+        self._give_to(reader.size if is_whole else reader.settled, text="")
         if reader.status is Status.READING:
             return False
         return self.end_call()

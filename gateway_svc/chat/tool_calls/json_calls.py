@@ -78,8 +78,9 @@ class CallReader:
     """Reads one call.
 
     Positions count from the object's opening brace; `size`: number of characters that are part of it. `name`:
-    empty = not read yet. `begin`, `end`: range of its arguments; None = not reached yet. A call with keys
-    other than those of calls, or with a name not in `names` (None = any), is BAD.
+    empty = not read yet. `begin`, `end`: range of its arguments; None = not reached yet. `settled`: number of
+    characters up to the last complete value. A call with keys other than those of calls, or with a name not
+    in `names` (None = any), is BAD.
     """
 
     def __init__(self, names: frozenset[str] | None) -> None:
@@ -89,7 +90,7 @@ class CallReader:
         self._key = ""
         self._text = ""
         self._is_escaped = False
-        self.size = 0
+        self.size = self.settled = 0
         self.name = ""
         self.begin: int | None = None
         self.end: int | None = None
@@ -160,6 +161,7 @@ class CallReader:
         return status is not Status.BAD
 
     def _behind_value(self, char: str) -> bool:
+        self.settled = self.size
         if char == ",":
             self._state = self._before_key
         elif char == "}":

@@ -98,7 +98,7 @@ class MarkedParser(CallParser):
     def _at_arguments(self, found: Found) -> bool:
         end = self.num_before_held + found.size
         follow = self.arguments_follow(end) if self.is_named(found.values[NAME]) else False
-        if follow is None:
+        if follow is None and not self.is_over:
             return False
         if not follow:
             return self.refuse()

@@ -30,7 +30,7 @@ def is_harmony(source: str) -> bool:
     return harmony.CHANNEL in source and harmony.MESSAGE in source
 
 
-# --- JSON objects ----------------------------------------------------------------------------------------------------------
+# --- JSON objects ----------------------------------------------------------------------------------------------------
 
 HERMES = ToolFormat(
     "hermes",
@@ -80,7 +80,7 @@ _NEMOTRON = ToolFormat(
     CallSyntax(_OBJECT, before=("<TOOLCALL>", "["), between=(", ",), after=("]", "</TOOLCALL>")),
 )
 
-# --- a name before JSON arguments --------------------------------------------------------------------------------------------
+# --- a name before JSON arguments ------------------------------------------------------------------------------------
 
 _MISTRAL_MARKUP = CallMarkup((TOOL_CALLS,), head=(NAME, (CALL_ID, WORD), (ARGS,)))
 # Mistral's templates refuse ids of another length.
@@ -176,7 +176,7 @@ _HARMONY = ToolFormat(
     ),
 )
 
-# --- parameters in tags --------------------------------------------------------------------------------------------------------
+# --- parameters in tags ----------------------------------------------------------------------------------------------
 
 _QWEN3_CODER = ToolFormat(
     "qwen3-coder",
@@ -308,7 +308,7 @@ _STEP3 = ToolFormat(
     ),
 )
 
-# --- arguments that are literals -----------------------------------------------------------------------------------------------
+# --- arguments that are literals -------------------------------------------------------------------------------------
 
 _LLAMA4 = ToolFormat(
     "llama4",

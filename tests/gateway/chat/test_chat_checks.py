@@ -178,9 +178,9 @@ def test_a_template_shows_its_format(source: str, tools: str | None, reasoning: 
 
 def test_unknown_formats_are_refused_with_those_that_there_are() -> None:
     """As settings, before anything starts."""
-    with pytest.raises(ValidationError, match="Input should be 'auto', 'none', 'hermes', .* or 'functiongemma'"):
+    with pytest.raises(ValidationError, match=r"Input should be 'auto', 'none', 'hermes', .* or 'functiongemma'"):
         GatewaySettings.model_validate({"tool_parser": "herems"})
-    with pytest.raises(ValidationError, match="Input should be 'auto', 'none', 'think', .* or 'harmony'"):
+    with pytest.raises(ValidationError, match=r"Input should be 'auto', 'none', 'think', .* or 'harmony'"):
         GatewaySettings.model_validate({"reasoning_parser": "thinking"})
 
 
