@@ -10,6 +10,35 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from svc_common.net.rpc import PUBLIC_METADATA_BYTES
 from svc_common.net.tls_settings import DoorSettings, PeerSettings
 
+ToolFormatName = Literal[
+    "hermes",
+    "llama3",
+    "granite",
+    "phi4",
+    "command",
+    "hunyuan",
+    "nemotron",
+    "mistral",
+    "mistral-args",
+    "deepseek-v3",
+    "deepseek-v3.1",
+    "kimi-k2",
+    "harmony",
+    "qwen3-coder",
+    "glm",
+    "minimax-m2",
+    "seed-oss",
+    "deepseek-v3.2",
+    "step3",
+    "llama4",
+    "olmo3",
+    "lfm2",
+    "gemma3",
+    "gemma4",
+    "functiongemma",
+]
+ReasoningFormatName = Literal["think", "hunyuan", "seed-oss", "mistral", "command", "granite", "gemma4", "harmony"]
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
@@ -81,10 +110,10 @@ class GatewaySettings(BaseModel):
     """Tokens buffered for clients that read more slowly than generation; above it the slowest stream ends."""
     drain_s: Annotated[float, Field(ge=0)] = 2.0
     """Seconds for which running requests may continue after a stop signal."""
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
-    """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """How the model marks its reasoning: think; auto = as its chat template shows; none = not at all."""
+    tool_parser: Literal["auto", "none", ToolFormatName] = "auto"
+    """Tool-call format, by a name of docs/tool-formats.md; auto = as the chat template shows; none = calls stay text."""
+    reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto"
+    """Reasoning format, by a name of docs/tool-formats.md; auto = as the chat template shows; none = reasoning is content."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway_svc.text.output_parser import CONTENT, AnswerPart, TextSpan
 
@@ -49,11 +49,11 @@ class BufferedParser(ABC):
         spans, self._spans = self._spans, []
         return spans
 
-    def take(self, num_chars: int, part: AnswerPart, *, visible: bool = True) -> None:
-        """Emit the next characters as certain."""
+    def take(self, num_chars: int, part: AnswerPart, *, text: str | None = None) -> None:
+        """Emit the next characters as certain. `text`: shown in their place; empty = they are markup."""
         if num_chars:
             self.buffer = self.buffer[num_chars:]
-            self._spans.append(TextSpan(num_chars, part, visible))
+            self._spans.append(TextSpan(num_chars, part, text))
 
     def something_behind(self, begin: int = 0) -> tuple[bool | None, int]:
         """True if something other than white space follows `begin`, and its index; None = not known yet, False = no."""
@@ -64,7 +64,7 @@ class BufferedParser(ABC):
 
     def take_whitespace(self, whitespace: str, part: AnswerPart) -> None:
         """Take leading characters of `whitespace` from the buffer, as markup."""
-        self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, visible=False)
+        self.take(len(self.buffer) - len(self.buffer.lstrip(whitespace)), part, text="")
 
 
 def num_blanks(text: str, begin: int = 0) -> int:
@@ -88,6 +88,13 @@ def find_marker(text: str, marker: str, lead: str, *, is_over: bool) -> tuple[in
     return _without_tail(text, len(text) - held, lead), None
 
 
+def find_first(text: str, markers: Iterable[str], lead: str, *, is_over: bool) -> tuple[int, int | None]:
+    """`find_marker` for the marker that comes first."""
+    found = [find_marker(text, marker, lead, is_over=is_over) for marker in markers]
+    complete = [(begin, end) for begin, end in found if end is not None]
+    return min(complete) if complete else (min(begin for begin, _ in found), None)
+
+
 def _without_tail(text: str, end: int, lead: str) -> int:
     """Index where the trailing `lead` characters before `end` begin, at most MAX_BLANKS of them."""
     begin = max(0, end - MAX_BLANKS)
@@ -99,3 +106,10 @@ def begins_with(text: str, marker: str, *, is_over: bool) -> bool | None:
     if text.startswith(marker):
         return True
     return None if marker.startswith(text) and not is_over else False
+
+
+def begins_with_one(text: str, markers: Iterable[str], *, is_over: bool) -> str | None:
+    """The marker that `text` begins with, empty if with none; None = not known yet."""
+    found = {marker: begins_with(text, marker, is_over=is_over) for marker in markers}
+    whole = next((marker for marker, begins in found.items() if begins), "")
+    return None if not whole and None in found.values() else whole

@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from gateway_svc.chat.calls_or_answer import AnswerParser
-from gateway_svc.chat.reasoning import ReasoningParser
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
-from gateway_svc.chat.tool_calls.format_choice import NONE, TOOL_FORMATS
+from gateway_svc.chat.tool_calls.format_choice import NONE
+from gateway_svc.chat.tool_calls.parameter_types import ToolTypes
+from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
+from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.text.output_parser import CONTENT, AnswerPart, OutputParser, TextSpan
 from svc_common.errors import InvalidArgument
 
@@ -26,7 +28,8 @@ class ChatParsing:
 
     Formats of tool calls and reasoning, names of the callable tools, and the most calls allowed (None = any
     number). `reasoning_open`: the prompt's end opens the reasoning. `call_salt`: source of call ids; equal
-    salts give equal ids. `or_answer`: the output begins with calls or has none.
+    salts give equal ids. `or_answer`: the output begins with calls or has none. `tool_types`: types of the
+    tools' parameters.
     """
 
     tool_format: str = NONE
@@ -36,12 +39,13 @@ class ChatParsing:
     reasoning_open: bool = False
     call_salt: str = field(default_factory=lambda: secrets.token_hex(16))
     or_answer: bool = False
+    tool_types: ToolTypes = field(default_factory=dict)
 
     def parser(self, choice: int = 0) -> OutputParser | None:
         """Make a parser for that choice's output; None = all of it is content."""
         parser = self._call_parser(choice)
         if self.reasoning_format != NONE:
-            parser = ReasoningParser(parser, is_open=self.reasoning_open)
+            parser = REASONING_FORMATS[self.reasoning_format].parser(parser, is_open=self.reasoning_open)
         return None if parser is None else GuardedParser(parser)
 
     def _call_parser(self, choice: int) -> OutputParser | None:
@@ -52,6 +56,7 @@ class ChatParsing:
             frozenset(self.tool_names),
             lambda number: tools.call_id(f"{self.call_salt}/{choice}/{number}"),
             self.max_calls,
+            self.tool_types,
         )
         parser = tools.parser(rules)
         return AnswerParser(parser, tools.head) if self.or_answer else parser

@@ -15,7 +15,10 @@ from gateway_svc.chat.conversation import (
 )
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
-from gateway_svc.chat.tool_calls.format_choice import HERMES, NONE, FormatChoice, ReasoningFormat, ToolFormat
+from gateway_svc.chat.tool_calls.format_choice import NONE, FormatChoice
+from gateway_svc.chat.tool_calls.format_types import ReasoningFormat, ToolFormat
+from gateway_svc.chat.tool_calls.parameter_types import parameter_types
+from gateway_svc.chat.tool_calls.tool_formats import HERMES
 from gateway_svc.checks import validation
 from gateway_svc.checks.tokenized_constraints import compiled_grammar
 from gateway_svc.checks.tool_checks import is_forced
@@ -118,6 +121,7 @@ class _Output:
             reasoning_format=NONE if self.reasoning_format is None else self.reasoning_format.name,
             reasoning_open=self.is_open,
             or_answer=self.or_answer,
+            tool_types={tool.name: parameter_types(parameters_of(tool)) for tool in self.tools},
         )
 
 
@@ -143,13 +147,13 @@ def _call_grammar(request: pb.ChatRequest, output: _Output, text: TextModel) -> 
     answer = compiled_grammar(request, text)
     syntax = output.tool_format.syntax
     reasoning = None if output.reasoning_format is None else Reasoning(output.reasoning_format, output.is_open)
-    thoughts = () if reasoning is None else (reasoning.format.begin, reasoning.format.end)
+    thoughts = () if reasoning is None else reasoning.format.markers
     markers = {*syntax.before, *syntax.call, *syntax.between, *syntax.after, *thoughts}
     grammar = forced_grammar(
         syntax,
         _grammar_tools(request, output, text),
         {marker: token_id for token_id, marker in text.special_ids(markers).items()},
-        max_calls=output.max_calls or MAX_CALLS,
+        max_calls=1 if syntax.is_single else output.max_calls or MAX_CALLS,
         reasoning=reasoning,
         answer=answer_rules(answer) if answer is not None and output.or_answer else (),
     )

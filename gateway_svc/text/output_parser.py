@@ -43,11 +43,14 @@ REASONING = AnswerPart(PartKind.REASONING)
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """The next `num_chars` characters of the output. If not `visible`, they are markup."""
+    """The next `num_chars` characters of the output.
+
+    `text`: shown in their place: None = they themselves, empty = they are markup.
+    """
 
     num_chars: int
     part: AnswerPart
-    visible: bool = True
+    text: str | None = None
 
 
 class OutputParser(Protocol):

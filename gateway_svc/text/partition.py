@@ -9,16 +9,16 @@ from gateway_svc.text.output_parser import AnswerPart, OutputParser, TextSpan
 
 @dataclass(slots=True)
 class _Piece:
-    """Characters of one part. `shown`: ranges of characters that are text rather than markup."""
+    """Characters of one part. `shown`: ranges of characters, each with the text in its place (None = its own)."""
 
     part: AnswerPart
     num_chars: int = 0
-    shown: list[tuple[int, int]] = field(default_factory=list)
+    shown: list[tuple[int, int, str | None]] = field(default_factory=list)
 
-    def add(self, num_chars: int, *, visible: bool) -> None:
+    def add(self, num_chars: int, text: str | None) -> None:
         """Append characters."""
-        if visible:
-            self.shown.append((self.num_chars, self.num_chars + num_chars))
+        if text != "":
+            self.shown.append((self.num_chars, self.num_chars + num_chars, text))
         self.num_chars += num_chars
 
 
@@ -31,11 +31,11 @@ class _Waiting:
     pieces: list[_Piece] = field(default_factory=list)
     num_certain: int = 0
 
-    def add(self, num_chars: int, part: AnswerPart, *, visible: bool) -> None:
-        """Assign the next characters to `part`."""
+    def add(self, num_chars: int, part: AnswerPart, text: str | None) -> None:
+        """Assign the next characters to `part`, shown as `text`."""
         if not self.pieces or not part.continues(self.pieces[-1].part):
             self.pieces.append(_Piece(part))
-        self.pieces[-1].add(num_chars, visible=visible)
+        self.pieces[-1].add(num_chars, text)
         self.num_certain += num_chars
 
 
@@ -77,13 +77,13 @@ class Partition:
         return certain
 
     def _spread(self, span: TextSpan) -> None:
-        """Assign a span's characters to their segments."""
+        """Assign a span's characters to their segments; text in their place comes with the last of them."""
         left, part = span.num_chars, span.part
         while left:
             waiting = self._waiting[self._next]
             num_chars = min(left, len(waiting.segment.text) - waiting.num_certain)
             if num_chars:
-                waiting.add(num_chars, part, visible=span.visible)
+                waiting.add(num_chars, part, "" if span.text and num_chars < left else span.text)
                 left, part = left - num_chars, part.rest
             if waiting.num_certain == len(waiting.segment.text):
                 self._next += 1
@@ -144,14 +144,14 @@ def _pieces(waiting: _Waiting) -> list[TextSegment]:
         is_last = i == len(waiting.pieces) - 1
         while token < num_tokens and (is_last or segment.starts[token] < end):
             token += 1
-        shown = piece.shown
-        text = "".join(segment.text[begin + a : begin + b] for a, b in shown)
+        shown = [(a, b, segment.text[begin + a : begin + b] if text is None else text) for a, b, text in piece.shown]
+        text = "".join(text for _, _, text in shown)
         starts = [_place(start - begin, shown) for start in segment.starts[first:token]]
         cut.append(TextSegment(segment.token_ids[first:token], starts, text, piece.part))
         begin = end
     return cut
 
 
-def _place(char: int, shown: list[tuple[int, int]]) -> int:
+def _place(char: int, shown: list[tuple[int, int, str]]) -> int:
     """Position of a character in the shown text, or where it would be."""
-    return sum(min(max(char, a), b) - a for a, b in shown)
+    return sum(len(text) if char >= b else min(max(char - a, 0), len(text)) for a, b, text in shown)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.chat.tool_calls.format_choice import ARGUMENTS, NAME, CallSyntax, ReasoningFormat
+from gateway_svc.chat.tool_calls.format_types import CallSyntax, ReasoningFormat
+from gateway_svc.chat.tool_calls.pieces import ARGUMENTS, NAME, NUMBER
 from svc_common.grammars import with_bounded_whitespace
 
 MAX_CALLS = 128
@@ -50,8 +51,9 @@ def forced_grammar(
     """
     write = _Writer(special_ids)
     more = f" (between call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
+    said = f"({write.sequence(reasoning.format.before_answer if reasoning else ())} answer | calls)"
     lines = [
-        f"start: {'thought ' if reasoning else ''}{'(answer | calls)' if answer else 'calls'}",
+        f"start: {'thought ' if reasoning else ''}{said if answer else 'calls'}",
         f"calls: before call{more} after",
         *answer,
         f"before: {write.sequence(syntax.before)}",
@@ -60,6 +62,7 @@ def forced_grammar(
         f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
         *(f"call_{i}: {write.call(syntax, tool, i)}" for i, tool in enumerate(tools)),
         *(f"arguments_{i}: %json {_schema(tool)}" for i, tool in enumerate(tools)),
+        *(["NUMBER: /[0-9]{1,3}/"] if NUMBER in syntax.call else []),
         *(_thought(reasoning, write) if reasoning else ()),
     ]
     return "\n".join(lines) + "\n"
@@ -88,9 +91,9 @@ class _Writer:
         pieces: list[str] = []
         text = ""
         for part in syntax.call:
-            if part == ARGUMENTS or part in self._special_ids:
+            if part in (ARGUMENTS, NUMBER) or part in self._special_ids:
                 pieces += [self.literal(text)] if text else []
-                pieces.append(f"arguments_{number}" if part == ARGUMENTS else self.piece(part))
+                pieces.append({ARGUMENTS: f"arguments_{number}", NUMBER: "NUMBER"}.get(part) or self.piece(part))
                 text = ""
             else:
                 text += tool.name if part == NAME else part
@@ -110,7 +113,14 @@ def _schema(tool: ForcedTool) -> str:
 
 def _thought(reasoning: Reasoning, write: _Writer) -> list[str]:
     """Rules for reasoning up to the closing marker; optional if the prompt has not opened it."""
-    begin, end = (write.piece(marker) for marker in (reasoning.format.begin, reasoning.format.end))
+    begin, end, after = (
+        write.sequence(texts)
+        for texts in (reasoning.format.begins[0], reasoning.format.ends[0], reasoning.format.after)
+    )
     is_token = end.startswith("<")
     head = "thinking gap" if reasoning.is_open else f"({begin} thinking gap)?"
-    return [f"thought: {head}", f"thinking{'' if is_token else '[lazy]'}: /(.|\\n)*/ {end}", "gap: /\\n{0,2}/"]
+    return [
+        f"thought: {head}",
+        f"thinking{'' if is_token else '[lazy]'}: /(.|\\n)*/ {end}",
+        f"gap: /\\n{{0,2}}/ {after}",
+    ]

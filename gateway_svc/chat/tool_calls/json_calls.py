@@ -9,7 +9,8 @@ from enum import Enum
 
 WHITESPACE = " \t\r\n"
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-STRING_KEYS = frozenset({"name", "type", "id"})
+NAME_KEYS = frozenset({"name", "tool_name"})
+STRING_KEYS = NAME_KEYS | {"type", "id", "tool_call_id"}
 MAX_STRING_CHARS = 256
 # Characters that JSON allows outside strings; any other ends a call.
 _STRUCTURE = frozenset('{}[]:,"+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
@@ -77,8 +78,9 @@ class CallReader:
     """Reads one call.
 
     Positions count from the object's opening brace; `size`: number of characters that are part of it. `name`:
-    empty = not read yet. `begin`, `end`: range of its arguments; None = not reached yet. A call with keys
-    other than those of calls, or with a name not in `names` (None = any), is BAD.
+    empty = not read yet. `begin`, `end`: range of its arguments; None = not reached yet. `settled`: number of
+    characters up to the last complete value. A call with keys other than those of calls, or with a name not
+    in `names` (None = any), is BAD.
     """
 
     def __init__(self, names: frozenset[str] | None) -> None:
@@ -88,7 +90,7 @@ class CallReader:
         self._key = ""
         self._text = ""
         self._is_escaped = False
-        self.size = 0
+        self.size = self.settled = 0
         self.name = ""
         self.begin: int | None = None
         self.end: int | None = None
@@ -145,7 +147,7 @@ class CallReader:
         if not self._string_ends(char):
             return len(self._text) <= MAX_STRING_CHARS
         self._state = self._behind_value
-        return self._key != "name" or self._take_name()
+        return self._key not in NAME_KEYS or self._take_name()
 
     def _take_name(self) -> bool:
         is_first, self.name = not self.name, self._text
@@ -159,6 +161,7 @@ class CallReader:
         return status is not Status.BAD
 
     def _behind_value(self, char: str) -> bool:
+        self.settled = self.size
         if char == ",":
             self._state = self._before_key
         elif char == "}":

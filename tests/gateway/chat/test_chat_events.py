@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_svc.chat.parsing import ChatParsing
-from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
+from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
 from gateway_svc.requests.request_update import ChoiceUpdate
 from gateway_svc.requests.token_runs import ChoiceTokens

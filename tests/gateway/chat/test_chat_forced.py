@@ -14,6 +14,7 @@ import pytest
 from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.resolving import resolve_chat
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
+from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.checks.validation import ResolvedRequest, SamplingDefaults, check_parameters
 from gateway_svc.text.text_model import TextModel
 from protos.common.v1 import common_pb2
@@ -98,7 +99,21 @@ def random_output(text: TextModel, grammar: common_pb2.Grammar, rng: random.Rand
     return ids if ids[-1] in (0, 1) else [*ids, 0]
 
 
-CASES = {
+SPECIAL = {
+    "deepseek-v3": tuple(
+        f"<｜tool▁{text}｜>" for text in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
+    ),
+    "kimi-k2": (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+    ),
+    "harmony": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"),
+    "command": ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "granite": ("<|tool_call|>",),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "glm": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+}
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hermes": ("hermes", ()),
     "hermes, special": ("hermes", ("<tool_call>", "</tool_call>")),
     "llama3": ("llama3", ("<|python_tag|>",)),
@@ -106,6 +121,8 @@ CASES = {
     "mistral as text": ("mistral", ()),
     "mistral-args": ("mistral-args", ("[TOOL_CALLS]", "[ARGS]")),
     "thinking": ("hermes", ("<think>", "</think>")),
+    **{name: (name, ()) for name in TOOL_FORMATS if name not in ("hermes", "llama3", "mistral", "mistral-args")},
+    **{f"{name}, special": (name, special) for name, special in SPECIAL.items()},
 }
 
 
@@ -114,7 +131,8 @@ def test_random_outputs_are_calls_that_fit(case: str) -> None:
     """Tokens drawn blindly from the masks: only calls come out, of the tools there are, with arguments that validate."""
     name, special = CASES[case]
     text = model("", *special)
-    found = resolved(chat(parallel_tool_calls=case != "llama3"), text, name, "think" if case == "thinking" else "none")
+    reasoning = {"thinking": "think", "harmony, special": "harmony"}.get(case, "none")
+    found = resolved(chat(parallel_tool_calls=case != "llama3"), text, name, reasoning)
     assert found.parsing is not None
     assert found.parsing.tool_format == name
     for seed in range(2):
@@ -126,6 +144,63 @@ def test_random_outputs_are_calls_that_fit(case: str) -> None:
         assert not [part for part in heard.parts if part[0] == "content"]
         for tool, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[tool])
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Schema of a value of bounded size."""
+    kind = rng.randrange(8 if depth else 6)
+    if kind == 6:
+        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 2}
+    if kind == 7:
+        return random_object(rng, depth - 1)
+    return [
+        {"type": "string", "maxLength": 4},
+        {"enum": ["a", 1, None, 'b"\n', "</parameter>"]},
+        {"type": "integer", "minimum": -3, "maximum": 99},
+        {"type": "boolean"},
+        {"type": ["string", "null"], "maxLength": 2},
+        {"type": "string", "pattern": "^[<>{}()|]{2}$"},
+    ][kind]
+
+
+def random_object(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Schema of an object with up to four properties, some required."""
+    keys = rng.sample(["a", "b c", "name", "é", "arguments", "x-y"], rng.randint(0, 4))
+    return {
+        "type": "object",
+        "properties": {key: random_schema(rng, depth) for key in keys},
+        "required": [key for key in keys if rng.random() < 0.5],
+        "additionalProperties": False,
+    }
+
+
+def check_random_schemas(name: str, rng: random.Random) -> int:
+    """Draw an output from the grammar of random tools; returns the number of calls, which are parsed back and fit."""
+    text = model("", *rng.choice(((), SPECIAL.get(name, ()))))
+    schemas = {tool: random_object(rng) for tool in ("get", "get_2", "x.y-z")}
+    request = chat(tools=())
+    for tool, schema in schemas.items():
+        request.tools.add(name=tool, parameters_json=json.dumps(schema))
+    found = resolved(request, text, name, "none")
+    heard, _, _ = hear(random_output(text, found.sampling.grammar, rng), how=found.parsing, model=text)
+    assert {kind for kind, _, _ in heard.parts} == {"call"}
+    for _, tool, arguments in heard.parts:
+        jsonschema.validate(json.loads(arguments), schemas[tool.partition(":")[2]])
+    return len(heard.parts)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_forced_calls_of_random_schemas_are_parsed_back(name: str, record_property: Any) -> None:
+    """What the grammar allows, the format's parser reads as that call."""
+    record_property("size", f"{check_random_schemas(name, random.Random(name))} calls of 1 of 50 outputs")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_forced_calls_of_many_random_schemas_are_parsed_back(name: str, record_property: Any) -> None:
+    """The same for many."""
+    rng = random.Random(f"{name}, many")
+    record_property("size", f"{sum(check_random_schemas(name, rng) for _ in range(50))} calls of 50 of 50 outputs")
 
 
 ANSWER = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway_svc.chat.buffered import MAX_BLANKS
 from gateway_svc.chat.parsing import ChatParsing, GuardedParser
 from gateway_svc.chat.tool_calls.call_parser_base import MAX_HELD_CHARS
-from gateway_svc.chat.tool_calls.format_choice import TOOL_FORMATS
+from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.text.output_parser import CONTENT, REASONING, PartKind, TextSpan
 from svc_common.errors import InvalidArgument
 from tests.support.services.chat_outputs import Parts, cut, parsed, parsing
@@ -52,7 +52,7 @@ GOOD: dict[str, tuple[str, str, Parts]] = {
     "mistral, content around": (
         "mistral",
         f"Let me[TOOL_CALLS][{MARKED}] ok",
-        [("content", "", "Let me"), CALL, ("content", "", " ok")],
+        [("content", "", "Let me"), CALL, ("content", "", "ok")],
     ),
     "mistral, newer": (
         "mistral-args",

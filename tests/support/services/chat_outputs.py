@@ -41,7 +41,7 @@ def merged(spans: Sequence[TextSpan], text: str) -> Parts:
     names: dict[int, str] = {}
     place = 0
     for span in spans:
-        part, visible = span.part, text[place : place + span.num_chars] if span.visible else ""
+        part, visible = span.part, text[place : place + span.num_chars] if span.text is None else span.text
         place += span.num_chars
         if part.name:
             names[part.call] = part.name
