@@ -82,6 +82,8 @@ class GatewaySettings(BaseModel):
     admin_http_names: tuple[str, ...] = ()
     """Host names under which browsers may reach the admin HTTP listener, besides IP addresses and localhost."""
 
+    model_aliases: tuple[Annotated[str, Field(min_length=1, max_length=128)], ...] = ()
+    """Further names under which requests may ask for the model; answers have its first name."""
     allowed_origins: tuple[Annotated[str, AfterValidator(_known_origin)], ...] = ()
     """Web origins with pages that may call the OpenAI API from a browser; `*` = every origin. Default: none."""
     max_connections_per_peer: Annotated[int, Field(ge=1)] = HttpLimits().connections_per_peer

@@ -6,7 +6,7 @@ interrupted downloads resume, and progress is shown on a terminal.
 
 import fnmatch
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from quire.sizes import size_text
 from svc_common.errors import ConfigError, QuireError, Unavailable
 
 _SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
@@ -38,8 +39,8 @@ def download(name: str, revision: str | None, *, weights: bool = True) -> Path:
     with _explained(name, revision):
         listed = _listing(name, revision)
         if listed is not None:
-            _check(name, listed)
-            _say(f"{name}: from {constants.ENDPOINT} into {constants.HF_HUB_CACHE}")
+            _check(name, [*listed])
+            _say(f"{name}: {_size(listed, wanted)}from {constants.ENDPOINT} into {constants.HF_HUB_CACHE}")
         folder = snapshot_download(
             name,
             revision=revision,
@@ -51,12 +52,19 @@ def download(name: str, revision: str | None, *, weights: bool = True) -> Path:
     return Path(folder)
 
 
-def _listing(name: str, revision: str | None) -> list[str] | None:
-    """Files on the hub; None if it cannot be reached, so that the cache must suffice."""
+def _size(listed: Mapping[str, int], wanted: Sequence[str]) -> str:
+    """Size of the wanted files, with a space after it; empty if the hub does not say."""
+    files = (name for name in listed if not any(fnmatch.fnmatch(name, form) for form in _NOT_OURS))
+    num_bytes = sum(listed[name] for name in files if any(fnmatch.fnmatch(name, form) for form in wanted))
+    return f"{size_text(num_bytes)} " if num_bytes else ""
+
+
+def _listing(name: str, revision: str | None) -> dict[str, int] | None:
+    """Files on the hub and their sizes, 0 = unknown; None if it cannot be reached, so that the cache must suffice."""
     if constants.HF_HUB_OFFLINE:
         return None
     try:
-        model = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_S)
+        model = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
         raise
     except HfHubHTTPError as error:
@@ -70,7 +78,7 @@ def _listing(name: str, revision: str | None) -> list[str] | None:
         if not _is_connection_error(error):
             raise
         return _unreachable(error)
-    return [file.rfilename for file in model.siblings or ()]
+    return {file.rfilename: file.size or 0 for file in model.siblings or ()}
 
 
 def _unreachable(error: Exception) -> None:

@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from svc_common.errors import ConfigError, FieldViolation
 from svc_common.net.tls_settings import PeerSettings
@@ -19,6 +19,18 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 def option_of(field: str) -> str:
     """The command-line option that sets `field`; options leave the unit out, since values carry it ("512MiB")."""
     return "--" + field.removesuffix("_bytes").removesuffix("_gib").replace("_", "-")
+
+
+def _length(given: Any) -> Any:
+    """`given` as a number of tokens, or "auto"; ValueError for anything else."""
+    is_number = isinstance(given, int) or (isinstance(given, str) and given.isascii() and given.isdigit())
+    if given == AUTO or (is_number and int(given) >= 1):
+        return given if given == AUTO else int(given)
+    raise ValueError(f"{given!r} is no length; write a number of tokens, at least 1, or auto")
+
+
+AUTO: Final = "auto"
+MaxModelLen = Annotated[int | Literal["auto"], BeforeValidator(_length)]
 
 
 class ShellSettings(BaseModel):
@@ -74,8 +86,9 @@ class WorkerSettings(ShellSettings):
     """Round the linear weights of an unquantized checkpoint when it is loaded: int8, int4, or none. CPU only."""
     quantization_group: Literal[32, 128] = 32
     """Weights that have a scale in common with --quantization: 32 or 128. Fewer are more accurate and take more memory."""
-    max_model_len: Annotated[int, Field(ge=1)] | None = None
-    """Maximum length of prompt plus output, in tokens. Default: the checkpoint's limit."""
+    max_model_len: MaxModelLen | None = None
+    """Maximum length of prompt plus output: tokens, or auto: the checkpoint's limit, shortened to what the KV cache holds. Default:
+    the checkpoint's limit."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the GPU's memory for weights, the largest step and the KV cache, which gets what is left. CUDA only."""
     swap_space_gib: Annotated[float, Field(ge=0)] = 0.25

@@ -58,6 +58,7 @@ class ModelCatalog:
 
     def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]], tracing: Telemetry) -> None:
         self._settings = settings
+        self.aliases: Sequence[str] = settings.model_aliases
         self._fetch = fetch
         self._tracing = tracing
         self._texts: dict[str, TextModel] = {}
@@ -87,7 +88,7 @@ class ModelCatalog:
         return [] if current is None else [current, *(replace(current, adapter=name) for name in self._adapters)]
 
     def get(self, name: str) -> ServedModel:
-        """Return the model or adapter of that name (empty = the model).
+        """Return the model or adapter of that name (empty, or one of `aliases` = the model).
 
         Raises NotFound, or Unavailable before the first is loaded.
         """
@@ -97,7 +98,9 @@ class ModelCatalog:
             return self._current
         if name in self._adapters:
             return replace(self._current, adapter=name)
-        served = ", ".join(model.name for model in self.served)
+        if name in self.aliases:
+            return self._current
+        served = ", ".join([*(model.name for model in self.served), *self.aliases])
         raise NotFound(
             f"there is no model {name[:128]!r} here; served: {served}",
             reason="MODEL_NOT_FOUND",

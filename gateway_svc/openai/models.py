@@ -18,20 +18,22 @@ class Models:
         self._created_s = unix_s()
 
     async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
-        """Answer with all that the caller may use; empty before the first is loaded."""
+        """Answer with all that the caller may use, under all their names; empty before the first is loaded."""
         theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
-        await reply.json({"object": "list", "data": [self._card(model) for model in theirs]})
+        aliases = [(model, alias) for model in theirs if not model.adapter for alias in self._catalog.aliases]
+        named = [*((model, model.name) for model in theirs), *aliases]
+        await reply.json({"object": "list", "data": [self._card(model, name) for model, name in named]})
 
     async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with one by name."""
         model = self._catalog.get(http.path_params["name"])
         call.caller.terms.check_model(model.name)
-        await reply.json(self._card(model))
+        await reply.json(self._card(model, http.path_params["name"]))
 
-    def _card(self, model: ServedModel) -> Mapping[str, Any]:
-        """Model object. `parent`, as in vLLM: the base model of an adapter."""
+    def _card(self, model: ServedModel, name: str) -> Mapping[str, Any]:
+        """Model object under one of its names. `parent`, as in vLLM: the base model of an adapter."""
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "quire",

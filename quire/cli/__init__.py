@@ -32,6 +32,7 @@ class RootGroup(CommandGroup):
     """Commands of `quire`."""
 
     table: ClassVar[dict[str, tuple[str, str]]] = {
+        "run": ("quire.cli.serving.run", "Serve a model here and talk to it, or answer one prompt."),
         "up": ("quire.cli.serving.up", "Start gateway, scheduler and worker on this machine."),
         "serve": ("quire.cli.serving.serve", "Start one service: gateway, scheduler, worker or simulated-worker."),
         "generate": ("quire.cli.requests.generate", "Complete a prompt."),

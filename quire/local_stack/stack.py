@@ -229,6 +229,10 @@ class LocalStack:
         """Stop gateway, scheduler and workers in this order; kill those that exceed the grace period. Idempotent."""
         self._stop(at_once=False)
 
+    def stop_at_once(self) -> None:
+        """Like `stop`, but all at the same time: faster, and for a stack without requests."""
+        self._stop(at_once=True)
+
     def _stop(self, *, at_once: bool) -> None:
         self._stop_watching()
         running = [self._services[name] for name in self._stop_order if name in self._services]

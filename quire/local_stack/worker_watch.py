@@ -58,7 +58,8 @@ class WorkerWatch:
         max_model_len = self._choice.max_model_len(of_model)
         tokens, seqs = self._choice.largest_step(max_model_len)
         found = stub.ProfileCache(worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs))
-        size = WorkerSize(found.block_size, found.num_gpu_blocks, found.num_cpu_blocks, max_model_len)
+        length = min(max_model_len, found.max_model_len or max_model_len)
+        size = WorkerSize(found.block_size, found.num_gpu_blocks, found.num_cpu_blocks, length)
         self._choice.core_limits(size)
 
     def _refused(self, error: QuireError) -> None:

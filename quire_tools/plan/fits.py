@@ -28,7 +28,8 @@ class MemoryQuestion:
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
     it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
     largest step. `workspace_bytes`: of an attention library. `cache_groups`: whether windowed layers have
-    block tables of their own. `draft_block_bytes`: of a draft model's layers in a block.
+    block tables of their own. `draft_block_bytes`: of a draft model's layers in a block. `shortens`: the context, to what the
+    blocks hold.
     """
 
     on_cuda: bool
@@ -44,6 +45,7 @@ class MemoryQuestion:
     workspace_bytes: int = 0
     cache_groups: bool = True
     draft_block_bytes: int = 0
+    shortens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,9 @@ def make_plan(sizes: ModelSizes, question: MemoryQuestion) -> MemoryPlan:
         num_state_blocks=num_state_blocks,
     )
     counts = memory.count_blocks(budget)
+    longest = budget.longest(counts.num_gpu_blocks, sizes.max_model_len)
+    if question.shortens and longest:
+        sizes = replace(sizes, max_model_len=longest)
     try:
         memory.check_blocks(counts, budget, sizes.max_model_len)
     except ConfigError as error:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -100,7 +100,7 @@ def model_sizes(
     *,
     dtype: str,
     kv_cache_dtype: str,
-    max_model_len: int | None,
+    max_model_len: int | Literal["auto"] | None,
     rounding: Rounding | None = None,
     packs: Collection[torch.dtype] = (),
     latent_cache: bool = True,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,7 +16,7 @@ from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
 from worker_svc.device.choice import choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST
-from worker_svc.settings import WorkerSettings
+from worker_svc.settings import AUTO, WorkerSettings
 
 __all__ = ["Wanted", "answered", "plan_json", "plan_picture"]
 
@@ -55,6 +55,7 @@ def answered(wanted: Wanted) -> MemoryPlan:
         block_size=settings.block_size,
         cache_groups=settings.cache_groups,
         draft_block_bytes=draft_block_bytes,
+        shortens=settings.max_model_len == AUTO,
         max_num_seqs=wanted.max_num_seqs,
         max_num_batched_tokens=wanted.max_num_batched_tokens,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,
@@ -64,7 +65,9 @@ def answered(wanted: Wanted) -> MemoryPlan:
     return make_plan(dataclasses.replace(sizes, name=wanted.name or sizes.name), question)
 
 
-def _sizes(folder: Path, settings: WorkerSettings, max_model_len: int | None, *, on_cuda: bool) -> ModelSizes:
+def _sizes(
+    folder: Path, settings: WorkerSettings, max_model_len: int | Literal["auto"] | None, *, on_cuda: bool
+) -> ModelSizes:
     return model_sizes(
         folder,
         dtype=settings.dtype,

@@ -61,22 +61,26 @@ class WorkerLoader:
                 limits: common_pb2.ModelLimits = progress.loaded
                 limits.max_model_len = self._choice.max_model_len(limits.max_model_len)
                 return limits
-            if progress.stage != stage:
-                stage = progress.stage
-                log.info("worker %s is loading: %s (%d %%)", self.address, stage, round(100 * progress.fraction))
+            if progress.stage.partition(":")[0] != stage:
+                stage = progress.stage.partition(":")[0]
+                log.info(
+                    "worker %s is loading: %s (%d %%)", self.address, progress.stage, round(100 * progress.fraction)
+                )
             self._readiness.not_ready(
-                f"the worker is loading the model: {stage} {round(100 * progress.fraction)} %", warming=True
+                f"the worker is loading the model: {progress.stage} ({round(100 * progress.fraction)} %)", warming=True
             )
         raise Unavailable(f"the worker at {self.address} ended the load without a model", reason="LOAD_INCOMPLETE")
 
     async def _profile(self, stub: worker_pb2_grpc.WorkerServiceStub, limits: common_pb2.ModelLimits) -> CacheCounts:
-        """Numbers of blocks that fit at the worker. ConfigError if the policy cannot serve its model."""
+        """Numbers of blocks that fit; the worker may shorten `limits`. ConfigError if the policy cannot serve its model."""
         tokens, seqs = self._choice.largest_step(limits.max_model_len)
         self._readiness.not_ready("the worker is measuring its memory", warming=True)
         profile = await stub.ProfileCache(
             worker_pb2.ProfileCacheRequest(max_num_batched_tokens=tokens, max_num_seqs=seqs)
         )
         log.info("memory of worker %s:\n%s", self.address, profile.readable)
+        if profile.max_model_len:
+            limits.max_model_len = self._choice.max_model_len(min(limits.max_model_len, profile.max_model_len))
         fit = self._choice.core_limits(WorkerSize.of(profile, limits))
         return CacheCounts(fit.num_gpu_blocks, fit.num_cpu_blocks, fit.block_size)
 

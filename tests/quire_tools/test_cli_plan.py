@@ -215,3 +215,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["plan", "--memory", "much"])
     assert caught.value.code == 2 and "--memory" in capsys.readouterr().err
+
+
+def test_an_automatic_length_fits() -> None:
+    """The plan of `--max-model-len auto` has the length that a worker shortens its context to, and no problem."""
+    sizes = sizes_of(default_model())
+    short, whole = asked(cache_bytes=100 * 16 * 2048), asked(shortens=True)
+    refused, shortened = make_plan(sizes, short), make_plan(sizes, replace(short, shortens=True))
+    assert refused.problems and not shortened.problems
+    assert shortened.sizes.max_model_len == refused.num_tokens < sizes.max_model_len
+    assert make_plan(sizes, whole).sizes.max_model_len == sizes.max_model_len

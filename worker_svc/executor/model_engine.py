@@ -35,7 +35,7 @@ from worker_svc.ranks.member import ALONE, RankPlace, rows_digest
 from worker_svc.rows.table import ChangeLimits, RowTable
 from worker_svc.sampling.grammar_masks import GrammarMasks
 from worker_svc.sampling.row_grammar import MaskBudget
-from worker_svc.settings import WorkerSettings
+from worker_svc.settings import AUTO, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,8 @@ class ModelEngine:
             activation_bytes += self._device.peak_bytes(lambda: profile.run_fixed_step(loaded, max_num_seqs))
         budget = self._budget(loaded, activation_bytes, tokens)
         counts = memory.count_blocks(budget)
+        if self._settings.max_model_len == AUTO:
+            _shorten(loaded.limits, budget, counts)
         memory.check_blocks(counts, budget, loaded.limits.max_model_len)
         return memory.profile_response(budget, counts, loaded.limits.max_model_len)
 
@@ -304,3 +306,20 @@ def _why_not_invariant(loaded: LoadedModel) -> str:
         "on this CPU the model's results depend on the batch at any padding: start the worker without --invariant, "
         "or try another --dtype"
     )
+
+
+def _shorten(limits: common_pb2.ModelLimits, budget: memory.MemoryBudget, counts: memory.BlockCounts) -> None:
+    """Shorten `limits` to what the blocks hold, unless they hold all or nothing (vLLM's `_auto_fit_max_model_len`)."""
+    longest = budget.longest(counts.num_gpu_blocks, limits.max_model_len)
+    if not 0 < longest < limits.max_model_len:
+        return
+    log.warning(
+        "--max-model-len auto: %d tokens, not the model's %d, for which the KV cache would need %s and has %s",
+        *(
+            longest,
+            limits.max_model_len,
+            memory.size_text(budget.num_blocks(limits.max_model_len) * budget.block_bytes),
+        ),
+        memory.size_text(counts.num_gpu_blocks * budget.block_bytes),
+    )
+    limits.max_model_len = longest

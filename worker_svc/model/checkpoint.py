@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -204,8 +204,9 @@ def choose_cache_dtype(wanted: str, computed: torch.dtype) -> torch.dtype:
     return computed if wanted == "auto" else (_DTYPES | _WITH_SCALES)[wanted]
 
 
-def choose_max_model_len(checkpoint: Checkpoint, wanted: int | None) -> int:
-    """`wanted`, else the configuration's limit. Raises ConfigError if the model does not support `wanted`."""
+def choose_max_model_len(checkpoint: Checkpoint, given: int | Literal["auto"] | None) -> int:
+    """`given`, else the configuration's limit. Raises ConfigError if the model does not support `given`."""
+    wanted = given if isinstance(given, int) else None
     config = checkpoint.text_config
     own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if wanted is None and own is None:

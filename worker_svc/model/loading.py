@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,13 +138,12 @@ def load(
     dtype = _with_stored_numbers(settings, found, dtype, fast)
     rounded = _choose_weights(settings, found, dtype, fast)
     late = _late_weights(found, cls, device, dtype, fast)
-    memory.check_weights(_weight_bytes(found, cls, dtype, late), device.free_bytes(), str(device.torch_device))
+    weight_bytes = _weight_bytes(found, cls, dtype, late)
+    memory.check_weights(weight_bytes, device.free_bytes(), str(device.torch_device))
     # One rank might find its part, and another not: ranks must take the same steps.
     cache = None if fast is None or ranks.size > 1 else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
-    def on_weights(done: float) -> None:
-        progress("weights", _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
-
+    on_weights = _weights_progress(progress, weight_bytes)
     on_weights(0.0)
     where = _loaded_onto(device)
     attends = attention.register()
@@ -208,6 +208,18 @@ def load(
         shard=shard,
         num_state_blocks=layout.num_blocks,
     )
+
+
+def _weights_progress(progress: Progress, num_bytes: int) -> Callable[[float], None]:
+    """Reports the share of the weights that is loaded, as size and time left."""
+    begun_s = time.monotonic()
+
+    def on_weights(done: float) -> None:
+        left_s = f", {(time.monotonic() - begun_s) / done * (1 - done):.0f} s left" if done else ""
+        stage = f"weights: {memory.size_text(int(done * num_bytes))} of {memory.size_text(num_bytes)}{left_s}"
+        progress(stage, _WEIGHTS_FROM + (_WEIGHTS_TO - _WEIGHTS_FROM) * done)
+
+    return on_weights
 
 
 def _opened(

@@ -209,6 +209,7 @@ def profile_response(budget: MemoryBudget, counts: BlockCounts, max_model_len: i
         peak_activation_bytes=budget.step_bytes,
         swap_space_bytes=budget.swap_bytes,
         readable=_table(budget, counts, max_model_len),
+        max_model_len=max_model_len,
     )
 
 

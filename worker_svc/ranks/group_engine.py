@@ -233,6 +233,7 @@ class GroupEngine:
         others = [worker_pb2.ProfileCacheResponse.FromString(answer) for answer in answers]
         own.num_gpu_blocks = min(found.num_gpu_blocks for found in (own, *others))
         own.num_cpu_blocks = min(found.num_cpu_blocks for found in (own, *others))
+        own.max_model_len = min((n for found in (own, *others) if (n := found.max_model_len)), default=0)
         own.readable += f"\nof rank 0; {len(others) + 1} ranks, each with its own: {own.num_gpu_blocks} blocks are used"
         return own
 

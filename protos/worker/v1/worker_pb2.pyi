@@ -79,7 +79,7 @@ class ProfileCacheRequest(_message.Message):
     def __init__(self, max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class ProfileCacheResponse(_message.Message):
-    __slots__ = ("num_gpu_blocks", "num_cpu_blocks", "block_size", "block_bytes", "total_bytes", "utilization", "weight_bytes", "peak_activation_bytes", "swap_space_bytes", "readable")
+    __slots__ = ("num_gpu_blocks", "num_cpu_blocks", "block_size", "block_bytes", "total_bytes", "utilization", "weight_bytes", "peak_activation_bytes", "swap_space_bytes", "readable", "max_model_len")
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class ProfileCacheResponse(_message.Message):
     PEAK_ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     SWAP_SPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
     READABLE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     num_gpu_blocks: int
     num_cpu_blocks: int
     block_size: int
@@ -100,7 +101,8 @@ class ProfileCacheResponse(_message.Message):
     peak_activation_bytes: int
     swap_space_bytes: int
     readable: str
-    def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., utilization: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., peak_activation_bytes: _Optional[int] = ..., swap_space_bytes: _Optional[int] = ..., readable: _Optional[str] = ...) -> None: ...
+    max_model_len: int
+    def __init__(self, num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., utilization: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., peak_activation_bytes: _Optional[int] = ..., swap_space_bytes: _Optional[int] = ..., readable: _Optional[str] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class AllocateCacheRequest(_message.Message):
     __slots__ = ("num_gpu_blocks", "num_cpu_blocks")

@@ -95,19 +95,21 @@ def _size_unit(name: str) -> int:
 
 
 def _plain_type(annotation: Any) -> type:
-    """int of `Annotated[int, ...] | None`, str of a Literal."""
+    """int of `Annotated[int, ...] | None`, str of a Literal and of a union."""
     if types.NoneType in typing.get_args(annotation):
         annotation = next(part for part in typing.get_args(annotation) if part is not types.NoneType)
     if typing.get_origin(annotation) is typing.Literal:
         return str
     found = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
-    return typing.cast(type, found)
+    return str if typing.get_origin(found) in (typing.Union, types.UnionType) else typing.cast(type, found)
 
 
 def _metavar(name: str) -> str | None:
     """The unit; None = that of the type."""
     if _size_unit(name):
         return "SIZE"
+    if name == "max_model_len":
+        return "TOKENS|auto"
     return "SECONDS" if name.endswith(_DURATION_SUFFIX) else None
 
 

@@ -17,7 +17,7 @@ from quire.cli.options.gathering import gathers
 from quire.cli.requests.stream_output import summary
 from quire.client.chat_messages import ChatOptions, Message
 from quire.client.connections import Credentials
-from quire.client.sync_client import Client, RequestOptions
+from quire.client.sync_client import Client, RequestOptions, Stream
 from quire.conversation.commands import Commands
 from quire.conversation.display import AnswerDisplay
 from quire.conversation.keyboard import Keyboard, state_folder
@@ -28,6 +28,7 @@ from svc_common.errors import ConfigError, QuireError
 app = new_app()
 
 HISTORY_FILE = "chat_history"
+_NO_TOOLS = ChatOptions()
 
 
 @app.command()
@@ -84,28 +85,32 @@ def chat(
     session = Session(system or "", model, settings)
     options = ChatOptions(tools=_tools(tools))
     with Client(o.host_and_port(target, "--target"), credentials=credentials) as client:
-        answers = _Answers(client, session, options)
+        answers = Answers(client, session, options)
         if text is not None:
             answers.ask({"role": "user", "content": text})
         else:
-            _converse(session, answers, _admin_of(admin, credentials), history=history)
+            converse(session, answers, _admin_of(admin, credentials), history=history)
 
 
-class _Answers:
-    """Answers turns through the service."""
+class Answers:
+    """Answers turns through the service. `completes`: each turn is a prompt to complete, for a model without chat template."""
 
-    def __init__(self, client: Client, session: Session, options: ChatOptions) -> None:
-        self._client, self._session, self._options = client, session, options
+    def __init__(
+        self, client: Client, session: Session, options: ChatOptions = _NO_TOOLS, *, completes: bool = False
+    ) -> None:
+        self._client, self._session, self._options, self._completes = client, session, options, completes
 
     def ask(self, turn: Message) -> None:
         """Show the answer, and add turn and answer to the conversation."""
-        session = self._session
-        stream = self._client.chat_stream(
-            session.asked(turn), session.params, chat=self._options, options=RequestOptions(model=session.model)
-        )
-        output = AnswerDisplay().show(stream)
-        session.answered(turn, output)
+        output = AnswerDisplay().show(self._stream(turn))
+        self._session.answered(turn, output)
         summary(output)
+
+    def _stream(self, turn: Message) -> Stream:
+        session, options = self._session, RequestOptions(model=self._session.model)
+        if self._completes:
+            return self._client.generate_stream(turn["content"], session.params, options=options)
+        return self._client.chat_stream(session.asked(turn), session.params, chat=self._options, options=options)
 
     def try_asking(self, turn: Message) -> None:
         """`ask`; a failed or interrupted answer is reported, and the turn is not added to the conversation."""
@@ -121,7 +126,8 @@ def _admin_of(address: str, credentials: Credentials) -> Callable[[], AdminClien
     return functools.partial(AdminClient, o.host_and_port(address, "--admin"), credentials=credentials)
 
 
-def _converse(session: Session, answers: _Answers, admin: Callable[[], AdminClient], *, history: bool) -> None:
+def converse(session: Session, answers: Answers, admin: Callable[[], AdminClient], *, history: bool) -> None:
+    """Read turns from standard input and answer them, until its end or /quit. `admin`: for /why."""
     commands = Commands(session, answers.try_asking, admin)
     keyboard = Keyboard(history=state_folder() / HISTORY_FILE if history else None, words=commands.words)
     with keyboard.ready():

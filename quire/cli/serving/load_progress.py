@@ -10,16 +10,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from svc_common.observability.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
+_LEVELS = ("WARNING", "ERROR", "CRITICAL")
 _LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link")
 """They warn that services cannot reach each other, which is as it should be until all have started."""
 
 
 class LoadProgress:
-    """The progress of a load: a bar on a terminal, elsewhere one line per stage; with JSON logs, JSON lines. Context manager."""
+    """The progress of a load: a bar on a terminal, elsewhere one line per stage; with JSON logs, JSON lines. Context manager.
 
-    def __init__(self, form: LogFormat) -> None:
+    `quiet`: of the services' lines, warnings and errors only.
+    """
+
+    def __init__(self, form: LogFormat, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self._form = form
+        self._quiet = quiet
         self._is_terminal = console.is_terminal and form is LogFormat.TEXT
         self._bar = Progress(
             TextColumn("[bold]model[/bold]"),
@@ -30,7 +35,7 @@ class LoadProgress:
             transient=True,
         )
         self._task = self._bar.add_task("starting the services", total=1.0)
-        self._stage = ""
+        self._stage = ""  # up to its colon
         self._is_starting = True
 
     def __enter__(self) -> Self:
@@ -47,7 +52,8 @@ class LoadProgress:
         Left out: its error, which comes as the command's own, and while the services start, that one cannot reach another.
         """
         is_unconnected = "WARNING" in line and any(logger in line for logger in _LINKS)
-        if line.startswith(_ERROR) or (self._is_starting and is_unconnected):
+        is_left_out = self._quiet and not any(level in line for level in _LEVELS)
+        if line.startswith(_ERROR) or (self._is_starting and is_unconnected) or is_left_out:
             return
         self._write(service, f"{service}: {line}", line)
 
@@ -64,11 +70,12 @@ class LoadProgress:
         sys.stderr.flush()
 
     def show(self, stage: str, fraction: float) -> None:
-        """Show the progress of the load, 0..1."""
+        """Show the progress of the load, 0..1. What follows a colon in `stage` changes within the stage."""
         self._bar.update(self._task, completed=fraction, description=stage)
-        if stage != self._stage and not self._is_terminal:
-            self.line("worker", f"loading: {stage}")
-        self._stage = stage
+        if (kind := stage.partition(":")[0]) != self._stage and not self._is_terminal:
+            line = f"loading: {stage}"
+            self._write("worker", f"worker: {line}", line)
+        self._stage = kind
 
     def finish(self) -> None:
         """Remove the bar, when the services are up or have failed. Idempotent."""

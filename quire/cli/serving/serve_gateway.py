@@ -12,6 +12,7 @@ from quire.cli.options import access as a
 from quire.cli.options import common as o
 from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
+from quire.cli.options.names import Aliases
 from quire.cli.options.settings import options_of
 from quire.cli.serving import service
 from quire.settings import option_name, settings_of
@@ -50,6 +51,7 @@ def serve_gateway(
     admin_http_port: o.AdminHttpPort = o.DEFAULT_ADMIN_HTTP_PORT,
     admin_http_name: o.AdminHttpNames = None,
     allowed_origins: o.AllowedOrigins = None,
+    model_alias: Aliases = None,
     reflection: o.Reflection = True,
     chats: dict[str, Any],
     tenants: a.Tenants = None,
@@ -81,6 +83,7 @@ def serve_gateway(
         admin_http_port=admin_http_port,
         admin_http_names=tuple(admin_http_name or ()),
         allowed_origins=tuple(allowed_origins or ()),
+        model_aliases=tuple(model_alias or ()),
         reflection=reflection,
         tenants=tenants,
         **chats,

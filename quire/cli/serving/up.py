@@ -22,6 +22,7 @@ from quire.cli.options import model as m
 from quire.cli.options import scheduling as sch
 from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
+from quire.cli.options.names import Aliases, NamesCommand, alias_arguments
 from quire.cli.options.settings import arguments_for, as_arguments, options_of
 from quire.cli.serving.load_progress import LoadProgress
 from quire.hub import checkpoint_folder
@@ -65,7 +66,7 @@ _limits = options_of(
 )
 
 
-@app.command()
+@app.command(cls=NamesCommand)
 @gathers(
     loading=m.loading,
     adapter_limits=m.adapter_limits,
@@ -80,6 +81,7 @@ def up(
     model: m.Model = None,
     revision: m.Revision = "",
     loading: dict[str, Any],
+    model_alias: Aliases = None,
     adapter: m.Adapters = None,
     adapter_limits: dict[str, Any],
     simulated: Annotated[
@@ -131,6 +133,8 @@ def up(
       [bold]quire up[/bold]                                            the built-in model
       [bold]quire up --model ~/Qwen3-0.6B --max-model-len 8192[/bold]  a local checkpoint
       [bold]quire up --model Qwen/Qwen3-0.6B[/bold]                    a model of the hub
+      [bold]quire up --model ~/Llama-3.2-1B --max-model-len auto[/bold]  the context that fits the memory
+      [bold]quire up --served-model-name gpt-4o gpt-4o-mini[/bold]     two names; the first is in answers
       [bold]quire up --policy vllm-v0 --set delay_factor=0.5[/bold]    another scheduler
       [bold]quire up --adapter sql=~/adapters/sql[/bold]               with a LoRA adapter
       [bold]quire up --workers 3[/bold]                                three workers under one scheduler
@@ -177,6 +181,7 @@ def up(
         ],
         gateway_args=[
             *_origin_arguments(allowed_origins or ()),
+            *alias_arguments(model_alias),
             *shared,
             *arguments_for(GatewaySettings, chats | limits),
         ],

@@ -212,6 +212,25 @@ def test_order_of_calls(llama):
         engine.execute(worker_pb2.SchedulerOutputs(num_decode_steps=1))
 
 
+def test_the_context_is_shortened_to_the_memory(llama, caplog):
+    """With `auto`: to the longest that the blocks hold, said in one line; not where they hold all, and not silently to nothing."""
+    engine = engine_of(llama, max_model_len="auto", num_gpu_blocks_override=3, invariant=False)
+    whole = engine.load(lambda *_: None).max_model_len
+    answer = engine.profile(16, 1)
+    assert (answer.max_model_len, engine._loaded.limits.max_model_len) == (48, 48)
+    assert [r.levelname for r in caplog.records if f"48 tokens, not the model's {whole}" in r.getMessage()] == [
+        "WARNING"
+    ]
+    assert engine.profile(32, 2).max_model_len == 48, "a later profile says the same"
+    enough = engine_of(llama, max_model_len="auto", invariant=False)
+    enough.load(lambda *_: None)
+    assert enough.profile(16, 1).max_model_len == whole
+    none = engine_of(llama, max_model_len="auto", kv_cache_memory_bytes=1, invariant=False)
+    none.load(lambda *_: None)
+    with pytest.raises(ConfigError, match="does not hold a single block"):
+        none.profile(16, 1)
+
+
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +241,9 @@ def test_progress_and_limits(llama):
     fractions = [fraction for _, fraction in seen]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
-    assert sum(stage == "weights" for stage, _ in seen) > 5
+    weights = [stage for stage, _ in seen if stage.startswith("weights: ")]
+    size = weights[0].rpartition(" of ")[2]
+    assert len(weights) > 5 and weights[-1] == f"weights: {size} of {size}, 0 s left", weights
     assert (limits.model, limits.vocab_size, limits.block_size) == ("my-llama", VOCAB_SIZE, 16)
     assert (list(limits.eos_token_ids), limits.dtype) == ([EOS_TOKEN_ID], "float32")
     assert load(llama, served_model_name="other", dtype="bfloat16").dtype == "bfloat16"
