@@ -27,7 +27,7 @@ def refused(**fields: Any) -> tuple[str, str]:
     """Parameter and message of the error that a body of these fields gets."""
     with pytest.raises(InvalidArgument) as caught:
         made(**fields)
-    error = RESPONSES.error_body(caught.value)["error"]
+    error = RESPONSES.error_body(caught.value, "")["error"]
     return error["param"], error["message"]
 
 
@@ -183,9 +183,9 @@ def test_what_has_no_effect_is_accepted() -> None:
 def test_errors_have_this_apis_names() -> None:
     """Also those of checks behind the request, in body and event."""
     error = InvalidArgument.field("stop.max_tokens", "is 0")
-    assert RESPONSES.error_body(error)["error"]["param"] == "max_output_tokens"
-    assert RESPONSES.error_body(error)["error"]["message"] == "max_output_tokens: is 0"
-    assert RESPONSES.error_body(InvalidArgument.field("messages[3].role", "x"))["error"]["param"] == "input"
-    event = RESPONSES.error_event(ResourceExhausted("full"))
+    assert RESPONSES.error_body(error, "")["error"]["param"] == "max_output_tokens"
+    assert RESPONSES.error_body(error, "")["error"]["message"] == "max_output_tokens: is 0"
+    assert RESPONSES.error_body(InvalidArgument.field("messages[3].role", "x"), "")["error"]["param"] == "input"
+    event = RESPONSES.error_event(ResourceExhausted("full"), "")
     assert RESPONSES.event_name(event) == "error"
     assert (event["code"], event["message"], event["param"]) == ("resource_exhausted", "full", None)
