@@ -60,7 +60,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `api`: form of its errors."""
+    """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `error`: form of its errors."""
 
     method: str
     path: str
@@ -68,15 +68,17 @@ class _Operation:
     body: type[BaseModel] | None = None
     streams: bool = False
     media: str = "application/json"
-    api: str = "OpenAI"
+    error: str = "Error"
 
 
 OPERATIONS = (
     _Operation("post", "/v1/completions", "Completes prompts", CompletionRequest, streams=True),
     _Operation("post", "/v1/chat/completions", "Answers a conversation", ChatCompletionRequest, streams=True),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
-    _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, api="Anthropic"),
-    _Operation("post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, api="Anthropic"),
+    _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, error="AnthropicError"),
+    _Operation(
+        "post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, error="AnthropicError"
+    ),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),
     _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),
@@ -109,7 +111,7 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "OpenAIError": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -144,6 +146,6 @@ def _responses(operation: _Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     if not is_open(operation.path):
-        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.api}Error"}}}
-        answers["default"] = {"description": f"An error, in {operation.api}'s form", "content": error}
+        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.error}"}}}
+        answers["default"] = {"description": "An error, in the API's own form", "content": error}
     return answers
