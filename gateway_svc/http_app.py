@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway_svc.anthropic.messages import MessageRoutes
-from gateway_svc.anthropic.model_cards import ModelCards
+from gateway_svc.anthropic.routes import MessageRoutes, ModelCards
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder

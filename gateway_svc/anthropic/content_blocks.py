@@ -12,7 +12,6 @@ from gateway_svc.anthropic.thinking import thinking_text
 from gateway_svc.http.json_body import BLOCKS_TAG, json_text, refuse
 from protos.inference.v1 import inference_pb2 as pb
 
-MAX_TURNS = 4096
 MAX_BLOCKS = 4096
 CALL_PREFIX = "toolu_"
 _FAILED = "Error: "

@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway_svc.anthropic.content_blocks import MAX_TURNS, MessageTurn, SystemPrompt, add_turns
+from gateway_svc.anthropic.content_blocks import MessageTurn, SystemPrompt, add_turns
 from gateway_svc.anthropic.offered_tools import OfferedTool, ToolUseChoice, offer_tools
 from gateway_svc.anthropic.thinking import ThinkingConfig
+from gateway_svc.checks.parameter_checks import MAX_MESSAGES
 from gateway_svc.checks.tool_checks import MAX_TOOLS
 from gateway_svc.http.json_body import I32, U32, Texts, json_text, parse_body, refuse
 from protos.inference.v1 import inference_pb2 as pb
@@ -68,7 +69,7 @@ class CountTokensBody(BaseModel):
     INSTEAD: ClassVar = {name: instead for name, (_, instead) in _REFUSED.items()}
 
     model: str = ""
-    messages: Annotated[list[MessageTurn], Field(fail_fast=True, max_length=MAX_TURNS)]
+    messages: Annotated[list[MessageTurn], Field(fail_fast=True, max_length=MAX_MESSAGES)]
     system: SystemPrompt | None = None
     tools: Annotated[list[OfferedTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolUseChoice | None = None

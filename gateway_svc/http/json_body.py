@@ -22,7 +22,7 @@ Ids = Annotated[list[U32], Field(fail_fast=True)]
 Prompts = str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
 
 BLOCKS_TAG = "blocks"
-"""Tag of a field's list of content blocks, in unions whose errors name the block."""
+"""Tag of a list of content blocks in a union: errors then name the block."""
 
 MAX_PART_BYTES = 256 * 1024
 MAX_PART_DEPTH = 100

@@ -64,7 +64,7 @@ _IN_PATHS = {"name": "Served name", "id": "Id of the response"}
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `api`: form of its errors."""
+    """One route. `streams`: may answer with server-sent events. `media`: type of the answer. `error`: form of its errors."""
 
     method: str
     path: str
@@ -72,7 +72,7 @@ class _Operation:
     body: type[BaseModel] | None = None
     streams: bool = False
     media: str = "application/json"
-    api: str = "OpenAI"
+    error: str = "Error"
 
 
 OPERATIONS = (
@@ -84,8 +84,10 @@ OPERATIONS = (
     _Operation("post", "/v1/responses/{id}/cancel", "Cancels a response in the background"),
     _Operation("get", "/v1/responses/{id}/input_items", "The items that a stored response answers"),
     _Operation("post", "/v1/embeddings", "Turns prompts into vectors", EmbeddingRequest),
-    _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, api="Anthropic"),
-    _Operation("post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, api="Anthropic"),
+    _Operation("post", "/v1/messages", "Answers a conversation", MessageBody, streams=True, error="AnthropicError"),
+    _Operation(
+        "post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, error="AnthropicError"
+    ),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),
     _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),
@@ -118,7 +120,7 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "OpenAIError": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -153,6 +155,6 @@ def _responses(operation: _Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answers: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     if not is_open(operation.path):
-        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.api}Error"}}}
-        answers["default"] = {"description": f"An error, in {operation.api}'s form", "content": error}
+        error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.error}"}}}
+        answers["default"] = {"description": "An error, in the API's own form", "content": error}
     return answers

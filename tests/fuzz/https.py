@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from gateway_svc.anthropic.message_request import CountTokensBody, MessageBody
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
@@ -15,6 +16,8 @@ _POSTS: dict[str, type[BaseModel] | None] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/messages": MessageBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": None,
     "/detokenize": None,
 }
@@ -35,6 +38,8 @@ _VALID: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "ab", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2},
     "/v1/embeddings": {"input": ["ab"]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "ab"}]},
     "/tokenize": {"prompt": "ab"},
     "/detokenize": {"tokens": [65]},
 }

@@ -23,7 +23,7 @@ def why(
     request_id: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="The request's id: x-request-id, cmpl-..., chatcmpl-..., or as in its trace."
+            metavar="ID", help="The request's id: x-request-id, cmpl-..., chatcmpl-..., msg_..., or as in its trace."
         ),
     ],
     tenant: Annotated[str, typer.Option(help="Tenant that the id belongs to.")] = "",

@@ -76,7 +76,7 @@ async def test_any_id_that_a_door_printed_finds_its_request() -> None:
     async with stack() as s:
         for request_id in ("mine", "cmpl-own", "two-0", "two-1", "two-2"):
             await s.gateway.end_of(await s.gateway.submit(PROMPT, request_id=request_id))
-        for printed in ("mine", "cmpl-mine", "chatcmpl-mine", "embd-mine"):
+        for printed in ("mine", "cmpl-mine", "chatcmpl-mine", "embd-mine", "msg_mine"):
             assert (await explain(s.admin, printed)).id == "mine"
         assert (await explain(s.admin, "cmpl-own")).id == "cmpl-own", "a caller's own id"
         several = await explain(s.admin, "cmpl-two")

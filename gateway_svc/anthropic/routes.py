@@ -1,6 +1,7 @@
-"""POST /v1/messages and /v1/messages/count_tokens: run a generation and answer, streamed (SSE) or whole."""
+"""/v1/messages, whole and streamed (SSE), /v1/messages/count_tokens, and /v1/models in Anthropic's form."""
 
 import contextlib
+import datetime
 from dataclasses import replace
 
 from gateway_svc.anthropic.message_events import Json, MessageEvents, whole_message
@@ -8,13 +9,14 @@ from gateway_svc.anthropic.message_request import CountTokensBody, MessageBody
 from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Generation
 from gateway_svc.generating.generator import Generator
+from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from svc_common import public_ids
 
 
 class MessageRoutes:
-    """Handlers of both routes."""
+    """Handlers of /v1/messages and /v1/messages/count_tokens."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -62,3 +64,35 @@ async def _stream(generation: Generation, made: MessageEvents, reply: Reply) -> 
         if events := made.add(new):
             await reply.events(events)
     await reply.end_events()
+
+
+class ModelCards:
+    """Handlers of /v1/models and /v1/models/NAME: the model and its adapters, all on one page."""
+
+    def __init__(self, catalog: ModelCatalog) -> None:
+        self._catalog = catalog
+        self._created_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+    async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Answer with all that the caller may use; empty before the first is loaded."""
+        theirs = [self._card(model) for model in self._catalog.served if call.caller.terms.may_use(model.name)]
+        ids = [card["id"] for card in theirs] or [None]
+        await reply.json({"data": theirs, "has_more": False, "first_id": ids[0], "last_id": ids[-1]})
+
+    async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Answer with one by name."""
+        model = self._catalog.get(http.path_params["name"])
+        call.caller.terms.check_model(model.name)
+        await reply.json(self._card(model))
+
+    def _card(self, model: ServedModel) -> Json:
+        """Model object. `max_tokens`: the most that any prompt leaves room for."""
+        return {
+            "id": model.name,
+            "type": "model",
+            "display_name": model.name,
+            "created_at": self._created_at,
+            "lifecycle": "active",
+            "max_input_tokens": model.limits.max_model_len - 1,
+            "max_tokens": model.limits.max_model_len - 1,
+        }
