@@ -22,9 +22,10 @@ from tests.support.stack.commands import ROOT
 
 @pytest.fixture
 def openai_folder(tmp_path: Path) -> Path:
-    """A project that has the `openai` package."""
+    """A project that has the packages of OpenAI and of Vercel's AI SDK."""
     (tmp_path / "node_modules").symlink_to(node_packages("tools"))
-    shutil.copy(ROOT / "tests" / "clients" / "openai_node.mjs", tmp_path)
+    for name in ("openai_node.mjs", "ai_sdk.mjs"):
+        shutil.copy(ROOT / "tests" / "clients" / name, tmp_path)
     return tmp_path
 
 
@@ -53,18 +54,26 @@ def _left(admin: AdminClient) -> list[str]:
     return [f"{used} blocks in use, {load.queues}"] if used or load.queues.running or load.queues.waiting else []
 
 
-def test_openai_package(openai_folder: Path, stack: LocalStack) -> None:
-    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel; what was cancelled is over at the scheduler."""
-    done = run_node(
-        openai_folder,
-        "--test",
-        "--test-reporter=tap",
-        "openai_node.mjs",
-        environ={"QUIRE_URL": f"{stack.http_url}/v1"},
-    )
+def assert_all_pass(folder: Path, script: str, stack: LocalStack, at_least: int) -> None:
+    """Runs the tests of a script."""
+    environ = {"QUIRE_URL": f"{stack.http_url}/v1"}
+    done = run_node(folder, "--test", "--test-reporter=tap", script, environ=environ)
     assert done.returncode == 0, done.stdout
     counts = dict(re.findall(r"^# (\w+) (\d+)$", done.stdout, re.M))
-    assert int(counts["pass"]) == int(counts["tests"]) >= 15, counts
+    assert int(counts["pass"]) == int(counts["tests"]) >= at_least, counts
+
+
+@pytest.mark.long
+def test_ai_sdk(openai_folder: Path, stack: LocalStack) -> None:
+    """Its default API, Responses: text, streams, a tool's round trip, references to stored items, objects by a schema."""
+    assert_all_pass(openai_folder, "ai_sdk.mjs", stack, at_least=6)
+    assert_all_free(stack, within_s=2)
+
+
+def test_openai_package(openai_folder: Path, stack: LocalStack) -> None:
+    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel, Responses; what was cancelled is over at the
+    scheduler."""
+    assert_all_pass(openai_folder, "openai_node.mjs", stack, at_least=17)
     assert_all_free(stack, within_s=2)
 
 
