@@ -114,7 +114,7 @@ class Reply:
     async def error(self, error: QuireError) -> None:
         """Send the error as the response or, in a stream that has begun, as its last event (without the end mark).
 
-        No-op after `end_events`: an API whose answer tells its own failure has sent it already.
+        No-op after `end_events`: an answer may tell of its failure by itself.
         """
         if self._ended:
             return

@@ -64,8 +64,9 @@ def run_tests(folder: Path, script: str, url: str) -> int:
 
 
 def test_openai_package(project: Path, stack: LocalStack) -> None:
-    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel; what was cancelled is over at the scheduler."""
-    assert run_tests(project, "openai_node.mjs", f"{stack.http_url}/v1") >= 15
+    """Chat, streaming, tools, JSON schema, logprobs, n, vectors, errors, cancel, Responses; what was cancelled is over at the
+    scheduler."""
+    assert run_tests(project, "openai_node.mjs", f"{stack.http_url}/v1") >= 17
     assert_all_free(stack, within_s=2)
 
 
@@ -73,6 +74,13 @@ def test_openai_package(project: Path, stack: LocalStack) -> None:
 def test_anthropic_package(project: Path, stack: LocalStack) -> None:
     """Messages, streams, tools and the tool runner, schemas, count_tokens, models, errors, abort."""
     assert run_tests(project, "anthropic_node.mjs", stack.http_url) >= 12
+
+
+@pytest.mark.long
+def test_ai_sdk(project: Path, stack: LocalStack) -> None:
+    """Its default API, Responses: text, streams, a tool's round trip, references to stored items, objects by a schema."""
+    assert run_tests(project, "ai_sdk.mjs", f"{stack.http_url}/v1") >= 6
+    assert_all_free(stack, within_s=2)
     assert_all_free(stack, within_s=2)
 
 

@@ -70,6 +70,11 @@ class BackgroundResponses:
             raise Unavailable("the response could not be stored", reason="RESPONSE_NOT_STORED")
         self._read(_Reading(tenant, answer, stored), generation, stack.pop_all())
 
+    async def find(self, tenant: str, name: str) -> StoredResponse:
+        """The response of that id: as it is read here, else as it is stored. Raises NotFound."""
+        found = self._readers.get((tenant, name))
+        return await self._store.get(tenant, name) if found is None else found[0].now()
+
     async def current(self, call: Call, stored: StoredResponse) -> Json:
         """The response at present, of one that may be in progress."""
         if not stored.is_in_progress:

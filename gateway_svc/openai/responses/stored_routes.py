@@ -28,18 +28,18 @@ class StoredResponseRoutes:
         """Answer with a stored response, as far as it is complete."""
         if http.query.get("stream", "false") != "false":
             refuse("stream", "is not supported for stored responses; ask again until status is not in_progress")
-        stored = await self._store.get(call.caller.tenant, http.path_params["id"])
+        stored = await self._background.find(call.caller.tenant, http.path_params["id"])
         await reply.json(await self._background.current(call, stored))
 
     async def cancel(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Cancel a response in the background."""
-        stored = await self._store.get(call.caller.tenant, http.path_params["id"])
+        stored = await self._background.find(call.caller.tenant, http.path_params["id"])
         await reply.json(await self._background.cancel(call.caller.tenant, stored))
 
     async def delete(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Delete a stored response; one in progress is cancelled."""
         name, tenant = http.path_params["id"], call.caller.tenant
-        stored = await self._store.get(tenant, name)
+        stored = await self._background.find(tenant, name)
         if stored.is_in_progress:
             await self._background.cancel(tenant, stored)
         await self._store.delete(tenant, name)
@@ -47,7 +47,7 @@ class StoredResponseRoutes:
 
     async def input_items(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """List the items that a stored response answers, those of earlier responses included."""
-        stored = await self._store.get(call.caller.tenant, http.path_params["id"])
+        stored = await self._background.find(call.caller.tenant, http.path_params["id"])
         await reply.json(_page(stored.given, http.query))
 
 
