@@ -15,16 +15,21 @@ from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.http.io import Reply
+from gateway_svc.http.naming import named
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.generations import Generations
+from gateway_svc.openai.invocations import Invocations
 from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.tokenize_routes import TextRoutes
+from gateway_svc.scoring.requests import PAIRS
+from gateway_svc.scoring.routes import ScoringRoutes
+from gateway_svc.scoring.scorers import Scorer
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
 
@@ -37,19 +42,35 @@ def http_app(
     spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
+    scorer: Scorer,
+    *,
+    shows_tokenizer: bool,
 ) -> Starlette:
     """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people."""
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
+    embeddings, scoring = _embeddings(embedder), ScoringRoutes(scorer, generator, embedder, catalog)
+    invocations = Invocations(
+        [
+            (("messages",), chat.respond),
+            (("prompt",), completions.respond),
+            (("input",), embeddings),
+            (("query", "documents"), scoring.rerank),
+            *((names, scoring.score) for names in PAIRS),
+        ]
+    )
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
-        door.route("POST", "/v1/embeddings", _embeddings(embedder)),
+        door.route("POST", "/v1/embeddings", embeddings),
+        *scoring.routes(door),
+        door.route("POST", "/invocations", invocations.respond),
         door.route("GET", "/v1/models", models.list),
         door.route("GET", "/v1/models/{name:path}", models.get),
         door.route("POST", "/tokenize", text.tokenize),
         door.route("POST", "/detokenize", text.detokenize),
+        *([door.route("GET", "/tokenizer_info", text.tokenizer)] if shows_tokenizer else []),
         *public_routes(not_ready_because),
         Route("/openapi.json", _described(), methods=["GET"]),
         Route("/metrics", _measured(metrics), methods=["GET"]),
@@ -62,6 +83,7 @@ def _embeddings(embedder: Embedder) -> Respond:
     async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with the vectors of all inputs."""
         request = EmbeddingRequest.parse(http.body)
+        call = named(call, request.request_id, reply)
         await reply.json(request.answer(await embedder.embed(call, request.message())))
 
     return respond

@@ -87,6 +87,13 @@ class GatewaySettings(BaseModel):
     """How the model writes tool calls: hermes, llama3, mistral, mistral-args; auto = as its chat template shows; none = as text."""
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """How the model marks its reasoning: think; auto = as its chat template shows; none = not at all."""
+    score_template: Path | None = None
+    """Jinja file that makes the prompt of /score and /rerank from messages of the roles query and document. Default: their vectors
+    are compared."""
+    score_tokens: str = "yes,no"
+    """With --score-template: texts of one token each; the score is the probability of the first among them."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Answer GET /tokenizer_info, which shows the chat template."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False

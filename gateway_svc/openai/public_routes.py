@@ -16,6 +16,7 @@ from svc_common.version import VERSION
 _INSTEAD = {
     "/v1/responses": "POST /v1/chat/completions answers conversations, tools and schemas included",
     "/v1/messages": "POST /v1/chat/completions answers conversations",
+    "/tokenizer_info": "start the gateway with --enable-tokenizer-info-endpoint",
 }
 
 
@@ -24,7 +25,8 @@ def public_routes(not_ready_because: Callable[[], str]) -> Sequence[Route]:
     ready = _ready(not_ready_because)
     return [
         Route("/health/live", _live, methods=["GET"]),
-        *(Route(path, ready, methods=["GET"]) for path in ("/health/ready", "/health", "/ping")),
+        *(Route(path, ready, methods=["GET"]) for path in ("/health/ready", "/health")),
+        Route("/ping", ready, methods=["GET", "POST"]),
         Route("/version", _version, methods=["GET"]),
     ]
 
