@@ -37,8 +37,10 @@ from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.scoring.scorers import LabelScorer, Scorer, VectorScorer
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
+from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
 from svc_common.net.malformed import MalformedRefused
 from svc_common.net.peers import Peers
@@ -124,6 +126,8 @@ class _Gateway:
             self._spans,
             self._not_ready_because,
             self._metrics,
+            self._scorer(),
+            shows_tokenizer=settings.enable_tokenizer_info_endpoint,
         )
         door = HttpGuard(app, self._callers)
         self._http = self._http_server(with_origins(door, settings.allowed_origins))
@@ -133,6 +137,16 @@ class _Gateway:
         self._stopping = False
         self._link.on_state = self._on_state
         self._catalog.on_change = self._health_changed.set
+
+    def _scorer(self) -> Scorer:
+        path = self._settings.score_template
+        if path is None:
+            return VectorScorer(self._embedder)
+        try:
+            labels = [label for label in self._settings.score_tokens.split(",") if label]
+            return LabelScorer(self._generator, self._catalog, path.read_text(encoding="utf-8"), labels)
+        except (OSError, UnicodeDecodeError, QuireError) as error:
+            raise ConfigError(f"--score-template: {path} cannot be used: {error}", reason="BAD_FILE") from None
 
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter), MalformedRefused()))

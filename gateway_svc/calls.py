@@ -106,7 +106,7 @@ class Call:
     """One call.
 
     `deadline_ns`: on this process's monotonic clock. `idempotent`: a call with the same id attaches to its
-    request.
+    request. `is_named`: the client chose the request id.
     """
 
     request_id: str
@@ -115,6 +115,7 @@ class Call:
     stream: bool
     caller: Caller = Caller()
     idempotent: bool = False
+    is_named: bool = False
 
     @property
     def remaining_s(self) -> float:
@@ -186,6 +187,7 @@ class CallIntake:
             stream,
             caller,
             idempotent=bool(key),
+            is_named=bool(key or metadata.get("x-request-id")),
         )
 
     def _deadline_after(self, remaining_s: float | None) -> int:

@@ -18,11 +18,13 @@ from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.dialect import ANTHROPIC, VERSION_HEADER
 from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond
 from gateway_svc.http.io import Reply
+from gateway_svc.http.naming import named
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.generations import Generations
+from gateway_svc.openai.invocations import Invocations
 from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
@@ -33,6 +35,9 @@ from gateway_svc.openai.responses.routes import Responses
 from gateway_svc.openai.responses.stored_responses import ResponseStore
 from gateway_svc.openai.responses.stored_routes import StoredResponseRoutes
 from gateway_svc.openai.tokenize_routes import TextRoutes
+from gateway_svc.scoring.requests import PAIRS
+from gateway_svc.scoring.routes import ScoringRoutes
+from gateway_svc.scoring.scorers import Scorer
 from gateway_svc.spans import CallSpans
 from svc_common.errors import QuireError
 
@@ -47,6 +52,9 @@ def http_app(
     spans: CallSpans,
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
+    scorer: Scorer,
+    *,
+    shows_tokenizer: bool,
 ) -> Starlette:
     """Build the application. `not_ready_because()`: empty if requests can be served, else the reason for people.
 
@@ -56,24 +64,34 @@ def http_app(
     door, models, text = Doorman(intake, spans, metrics), Models(catalog), TextRoutes(generator, catalog)
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
-    messages, cards = MessageRoutes(generator), ModelCards(catalog)
+    embeddings, scoring = _embeddings(embedder), ScoringRoutes(scorer, generator, embedder, catalog)
+    invocations = Invocations(
+        [
+            (("messages",), chat.respond),
+            (("prompt",), completions.respond),
+            (("input",), embeddings),
+            (("query", "documents"), scoring.rerank),
+            *((names, scoring.score) for names in PAIRS),
+        ]
+    )
     background = BackgroundResponses(generator, store, cancel)
     responses, stored = Responses(generator, catalog, store, background), StoredResponseRoutes(store, background)
+    messages, cards = MessageRoutes(generator), ModelCards(catalog)
     routes = [
         door.route("POST", "/v1/completions", completions.respond),
         door.route("POST", "/v1/chat/completions", chat.respond),
         door.route("POST", "/v1/responses", responses.create, RESPONSES),
-        door.route("GET", "/v1/responses/{id}", stored.get, RESPONSES),
-        door.route("DELETE", "/v1/responses/{id}", stored.delete, RESPONSES),
-        door.route("POST", "/v1/responses/{id}/cancel", stored.cancel, RESPONSES, has_body=False),
-        door.route("GET", "/v1/responses/{id}/input_items", stored.input_items, RESPONSES),
-        door.route("POST", "/v1/embeddings", _embeddings(embedder)),
+        *stored.routes(door),
         door.route("POST", "/v1/messages", messages.create, ANTHROPIC),
         door.route("POST", "/v1/messages/count_tokens", messages.count_tokens, ANTHROPIC),
+        door.route("POST", "/v1/embeddings", embeddings),
+        *scoring.routes(door),
+        door.route("POST", "/invocations", invocations.respond),
         door.route("GET", "/v1/models", _by_version(models.list, cards.list)),
         door.route("GET", "/v1/models/{name:path}", _by_version(models.get, cards.get)),
         door.route("POST", "/tokenize", text.tokenize),
         door.route("POST", "/detokenize", text.detokenize),
+        *([door.route("GET", "/tokenizer_info", text.tokenizer)] if shows_tokenizer else []),
         *public_routes(not_ready_because),
         Route("/openapi.json", _described(), methods=["GET"]),
         Route("/metrics", _measured(metrics), methods=["GET"]),
@@ -86,6 +104,7 @@ def _embeddings(embedder: Embedder) -> Respond:
     async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with the vectors of all inputs."""
         request = EmbeddingRequest.parse(http.body)
+        call = named(call, request.request_id, reply)
         await reply.json(request.answer(await embedder.embed(call, request.message())))
 
     return respond

@@ -116,6 +116,13 @@ class GatewaySettings(BaseModel):
     """Tool-call format, by a name of docs/tool-formats.md; auto = as the chat template shows; none = calls stay text."""
     reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto"
     """Reasoning format, by a name of docs/tool-formats.md; auto = as the chat template shows; none = reasoning is content."""
+    score_template: Path | None = None
+    """Jinja file that makes the prompt of /score and /rerank from messages of the roles query and document. Default: their vectors
+    are compared."""
+    score_tokens: str = "yes,no"
+    """With --score-template: texts of one token each; the score is the probability of the first among them."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Answer GET /tokenizer_info, which shows the chat template."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False

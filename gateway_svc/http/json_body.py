@@ -44,7 +44,7 @@ def parse_body(
     values that have no effect (None always has none); other values are refused, with what to send `instead`.
     `translate`: renames foreign fields to those of `cls`.
     """
-    fields = translate(_json_object(body))
+    fields = translate(json_object(body))
     for name, allowed in neutral.items():
         value = fields.get(name)
         if value is not None and value not in allowed:
@@ -56,7 +56,8 @@ def parse_body(
         raise _invalid(error) from None
 
 
-def _json_object(body: bytes) -> Mapping[str, Any]:
+def json_object(body: bytes) -> Mapping[str, Any]:
+    """The body's fields. Raises InvalidArgument unless it is a JSON object."""
     try:
         fields = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -13,7 +13,7 @@ from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 
-_POOLINGS = {None: pb.POOLING_UNSPECIFIED, "mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
+POOLINGS = {None: pb.POOLING_UNSPECIFIED, "mean": pb.POOLING_MEAN, "last": pb.POOLING_LAST}
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": (), "messages": ()}
 
 
@@ -29,6 +29,7 @@ class EmbeddingRequest(BaseModel):
     pooling: Literal["mean", "last"] | None = None
     normalize: bool | None = None
     priority: I32 | None = None
+    request_id: str | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "EmbeddingRequest":
@@ -39,7 +40,7 @@ class EmbeddingRequest(BaseModel):
         """Convert to an EmbedRequest."""
         request = pb.EmbedRequest(
             model=self.model,
-            pooling=_POOLINGS[self.pooling],
+            pooling=POOLINGS[self.pooling],
             normalize=self.normalize,
             scheduling=pb.Scheduling(priority=self.priority),
         )

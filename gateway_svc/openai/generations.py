@@ -11,6 +11,7 @@ from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
+from gateway_svc.http.naming import named
 from gateway_svc.openai.answers.answer import HttpAnswer
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.answers.outputs import Prompt
@@ -42,7 +43,7 @@ class Generations:
     async def respond(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Run one generation per prompt and send one answer."""
         async with contextlib.AsyncExitStack() as stack:
-            answer, generations, is_stream = await self._begin(http, call, stack)
+            answer, generations, is_stream = await self._begin(http, call, reply, stack)
             async with contextlib.aclosing(merged(generations)) as events_of:
                 if is_stream:
                     await _stream(events_of, answer, reply)
@@ -52,14 +53,14 @@ class Generations:
             await reply.json(answer.whole())
 
     async def _begin(
-        self, http: HttpRequest, call: Call, stack: contextlib.AsyncExitStack
+        self, http: HttpRequest, call: Call, reply: Reply, stack: contextlib.AsyncExitStack
     ) -> tuple[HttpAnswer, Sequence[Generation], bool]:
         """Parse the request and start the generations.
 
         A separate step, so that nothing of the request is kept during the answer.
         """
         request, messages = parse_request(self._cls, http.take_body())
-        call = replace(call, stream=bool(request.stream))
+        call = replace(named(call, request.request_id, reply), stream=bool(request.stream))
         generations = []
         for i, message in enumerate(messages):
             if isinstance(message, pb.ChatRequest):

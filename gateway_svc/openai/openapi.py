@@ -14,6 +14,7 @@ from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.responses.response_request import ResponseRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
+from gateway_svc.scoring.requests import LabelsRequest, PoolingRequest, RerankRequest, ScoreRequest
 from svc_common.version import VERSION
 
 _DESCRIPTION = "OpenAI's API (docs/openai.md) and Anthropic's Messages API (docs/messages.md)."
@@ -88,6 +89,15 @@ OPERATIONS = (
     _Operation(
         "post", "/v1/messages/count_tokens", "Counts a prompt's tokens", CountTokensBody, error="AnthropicError"
     ),
+    *(_Operation("post", path, "Relevance of texts to each other", ScoreRequest) for path in ("/score", "/v1/score")),
+    *(
+        _Operation("post", path, "Documents by their relevance to a query", RerankRequest)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+    _Operation("post", "/generative_scoring", "Probability of a label token after each item", LabelsRequest),
+    _Operation("post", "/pooling", "Vectors of inputs, as vLLM answers", PoolingRequest),
+    _Operation("post", "/classify", "Refused: the model has no classification head"),
+    _Operation("post", "/invocations", "SageMaker's route: the body's fields say which route answers", streams=True),
     _Operation("get", "/v1/models", "The models served"),
     _Operation("get", "/v1/models/{name}", "One model"),
     _Operation("post", "/tokenize", "Token ids of a text or of a conversation's prompt", TokenizeRequest),

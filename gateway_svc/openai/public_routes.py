@@ -15,13 +15,16 @@ from gateway_svc.request_ids import accept_request_id, new_request_id
 from svc_common.errors import InvalidArgument, NotFound, QuireError
 from svc_common.version import VERSION
 
+_INSTEAD = {"/tokenizer_info": "start the gateway with --enable-tokenizer-info-endpoint"}
+
 
 def public_routes(not_ready_because: Callable[[], str]) -> Sequence[Route]:
     """Make the routes. `not_ready_because()`: empty if requests can be served, else the reason for people."""
     ready = _ready(not_ready_because)
     return [
         Route("/health/live", _live, methods=["GET"]),
-        *(Route(path, ready, methods=["GET"]) for path in ("/health/ready", "/health", "/ping")),
+        *(Route(path, ready, methods=["GET"]) for path in ("/health/ready", "/health")),
+        Route("/ping", ready, methods=["GET", "POST"]),
         Route("/version", _version, methods=["GET"]),
     ]
 
@@ -59,7 +62,7 @@ async def known_error(request: Request, error: Exception) -> Response:
 async def http_error(request: Request, error: Exception) -> Response:
     """Answer with Starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", error.status_code)
+    known = _known(f"{request.method} {request.url.path[:256]}: {error.detail}", request.url.path, error.status_code)
     return _error_response(request, known, error.status_code, error.headers)
 
 
@@ -69,7 +72,9 @@ def _error_response(request: Request, error: QuireError, status: int, headers: M
     return JSONResponse(body, status_code=status, headers={"x-request-id": request_id, **(headers or {})})
 
 
-def _known(message: str, status: int) -> QuireError:
+def _known(message: str, path: str, status: int) -> QuireError:
+    if instead := _INSTEAD.get(path):
+        return NotFound(f"{message}; {instead}", reason="UNKNOWN_PATH")
     if status == 405:
         return InvalidArgument(message, reason="METHOD_NOT_ALLOWED")
     return NotFound(message, reason="UNKNOWN_PATH")

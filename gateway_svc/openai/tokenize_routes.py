@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize in vLLM's format, without generating."""
+"""/tokenize, /detokenize and /tokenizer_info in vLLM's format, without generating."""
 
 import functools
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class DetokenizeRequest(BaseModel):
 
 
 class TextRoutes:
-    """Handlers of both routes."""
+    """Handlers of the routes."""
 
     def __init__(self, generator: Generator, catalog: ModelCatalog) -> None:
         self._generator = generator
@@ -65,6 +65,13 @@ class TextRoutes:
         _, [message] = parse_request(ChatCompletionRequest, body)
         await settle_roles(message, call, self._catalog)
         return await self._generator.prompt_token_ids(call, message)
+
+    async def tokenizer(self, http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Answer with what the bundle has of the tokenizer's configuration, under the names of tokenizer_config.json."""
+        model = await wait_for_model(self._catalog, call, "")
+        sizes = {"vocab_size": model.limits.vocab_size, "model_max_length": model.limits.max_model_len}
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": model.text.chat_template or None}
+        await reply.json({**kind, **sizes, **model.text.special_tokens})
 
     async def detokenize(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with the text of token ids, without special tokens."""

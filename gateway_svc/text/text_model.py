@@ -38,7 +38,7 @@ class TextModel:
     """Tokenizer and templates of one model; immutable, safe to share.
 
     `chat_template`: its source, empty = none; `tool_use_template`: for requests with tools, empty = the same
-    template.
+    template. `special_tokens`: texts by name, such as `eos_token`.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class TextModel:
         self.limits = limits or common_pb2.ModelLimits()
         self.generation_config = dict(generation_config or {})
         self.chat_template = chat_template
+        self.special_tokens = dict(special_tokens or {})
         self._tool_use_template = tool_use_template
         sources = {source for source in (chat_template, tool_use_template) if source}
         self._templates = {source: _loaded(source, special_tokens or {}) for source in sources}

@@ -17,7 +17,8 @@ from tests.support.tree import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICK_START = README.partition("## Quick start")[2].partition("\n## ")[0]
-COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bin/quire") and words[1] != "up"]
+STARTING = ("up", "run")
+COMMANDS = [words for words in shell_lines(QUICK_START) if words[0].endswith("bin/quire") and words[1] not in STARTING]
 PROGRAMS = PYTHON.findall(QUICK_START)
 
 

@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).with_name("run_commands.py")
 _STACK = "gateway,scheduler,worker"
 
 NEEDS = {
+    ("run",): _STACK,
     ("up", *FREE_PORTS): _STACK,
     ("up", "--simulated", *FREE_PORTS): "gateway,scheduler",
     ("up", "--model", "some/model", *FREE_PORTS): _STACK,

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from collections.abc import Callable
 
 from tests.install import bare
@@ -59,10 +60,31 @@ def serves_built_in_model(environment: Environment) -> str:
     return made.stdout.strip().splitlines()[-1][:100]
 
 
+def runs_one_command(environment: Environment) -> str:
+    """`quire run` answers with the built-in model, in a home where nothing ran before, and again; seconds to the first token."""
+    cold_s, first = _first_token(environment)
+    warm_s, again = _first_token(environment)
+    _require(first == again and first.strip(), f"quire run: {first!r}, then {again!r}")
+    return f"first token after {cold_s:.1f} s, and after {warm_s:.1f} s the second time"
+
+
+def _first_token(environment: Environment) -> tuple[float, str]:
+    """Seconds from the command to its first output, and all of it."""
+    began_s = time.monotonic()
+    command = [environment.bin / "quire", "run", "tiny", PROMPT, "--max-tokens", str(NUM_TOKENS), "--temperature", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=environment.empty, env=environment.environ, **pipes)
+    first = process.stdout.read(1)
+    first_s = time.monotonic() - began_s
+    rest, errors = process.communicate(timeout=600)
+    _require(process.returncode == 0, errors)
+    return first_s, first + rest
+
+
 Check = Callable[[Environment], str]
 """Takes the environment, returns what to print; Failure says what is wrong."""
 
-CHECKS: tuple[Check, ...] = (bare_commands, named_command, prebuilt_kernels, serves_built_in_model)
+CHECKS: tuple[Check, ...] = (bare_commands, named_command, runs_one_command, prebuilt_kernels, serves_built_in_model)
 
 
 def _require(condition: object, what: str) -> None:

@@ -78,7 +78,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             return self._file(hub.models[name] / "/".join(rest[2:]), body=body)
 
         def _model(self, name: str) -> dict[str, object]:
-            return {"id": name, "sha": COMMIT, "siblings": [{"rfilename": str(file)} for file in hub.files(name)]}
+            sizes = {str(file): (hub.models[name] / file).stat().st_size for file in hub.files(name)}
+            siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
+            return {"id": name, "sha": COMMIT, "siblings": siblings}
 
         def _listing(self, name: str) -> list[dict[str, object]]:
             sizes = {file: (hub.models[name] / file).stat().st_size for file in hub.files(name)}

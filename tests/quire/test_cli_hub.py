@@ -152,3 +152,16 @@ def test_up_serves_a_model_of_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pyt
         assert up.stop() == 0
     refused = run_quire("serve", "worker", "--model", "org/none", "--port", "0")
     assert refused.returncode == 2 and "org/none" in refused.stderr
+
+
+@pytest.mark.long
+def test_run_plans_before_it_downloads_weights(hub: Hub, tmp_path: Path) -> None:
+    """A model that does not fit is refused before its weights are asked for; one that fits is served under its name."""
+    env = environment(hub, tmp_path / "home")
+    refused = run_quire("run", "org/tiny", "hi", "--kv-cache-memory", "1KiB", env=env)
+    assert refused.returncode == 2 and "does not hold a single block" in refused.stderr, refused.stderr
+    assert not any(path.endswith(".safetensors") and "/resolve/" in path for _, path, _ in hub.asked)
+    done = run_quire("run", "org/tiny", "hi", "--max-tokens", "4", "--temperature", "0", env=env)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert "org/tiny fits: weights " in done.stderr and "context 2048 tokens" in done.stderr
+    assert "MiB from http://127.0.0.1" in done.stderr

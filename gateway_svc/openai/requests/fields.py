@@ -112,6 +112,7 @@ class GenerationFields(BaseModel):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     on_deadline: Literal["fail", "return_partial"] | None = None

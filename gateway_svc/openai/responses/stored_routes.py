@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from starlette.routing import Route
+
 from gateway_svc.calls import Call
-from gateway_svc.http.endpoint import HttpRequest
+from gateway_svc.http.endpoint import Doorman, HttpRequest
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import refuse
 from gateway_svc.openai.responses.background import BackgroundResponses
+from gateway_svc.openai.responses.response_dialect import RESPONSES
 from gateway_svc.openai.responses.stored_responses import ResponseStore
 from svc_common.errors import InvalidArgument
 
@@ -23,6 +26,16 @@ class StoredResponseRoutes:
     def __init__(self, store: ResponseStore, background: BackgroundResponses) -> None:
         self._store = store
         self._background = background
+
+    def routes(self, door: Doorman) -> Sequence[Route]:
+        """All of them."""
+        path = "/v1/responses/{id}"
+        return [
+            door.route("GET", path, self.get, RESPONSES),
+            door.route("DELETE", path, self.delete, RESPONSES),
+            door.route("POST", f"{path}/cancel", self.cancel, RESPONSES, has_body=False),
+            door.route("GET", f"{path}/input_items", self.input_items, RESPONSES),
+        ]
 
     async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with a stored response, as far as it is complete."""

@@ -1,8 +1,9 @@
 """`quire serve ...`: the group of single services."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from quire.cli.groups import CommandGroup, new_app
+from svc_common.errors import ConfigError
 
 
 class ServeGroup(CommandGroup):
@@ -20,6 +21,16 @@ class ServeGroup(CommandGroup):
             "A worker with a cost model instead of a model.",
         ),
     }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve the first argument to its command. Raises ConfigError for a model, as in `vllm serve MODEL`."""
+        if args and args[0] not in self.table and not args[0].startswith("-"):
+            raise ConfigError(
+                f"there is no such service as {args[0]}, only {', '.join(self.table)}; to serve a model: quire up --model "
+                f"{args[0]}, or quire run {args[0]}",
+                reason="INVALID_SETTING",
+            )
+        return super().resolve_command(ctx, args)
 
 
 app = new_app()

@@ -12,8 +12,8 @@ from quire.cli.options import access as a
 from quire.cli.options import common as o
 from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
-from quire.cli.options.names import Aliases
 from quire.cli.options.settings import options_of
+from quire.cli.options.vllm import Aliases
 from quire.cli.serving import service
 from quire.settings import option_name, settings_of
 from svc_common.net.tls_settings import DoorSettings, PeerSettings

@@ -22,8 +22,8 @@ from quire.cli.options import model as m
 from quire.cli.options import scheduling as sch
 from quire.cli.options.chats import parsers
 from quire.cli.options.gathering import gathers
-from quire.cli.options.names import Aliases, NamesCommand, alias_arguments
 from quire.cli.options.settings import arguments_for, as_arguments, options_of
+from quire.cli.options.vllm import Aliases, VllmCommand, alias_arguments
 from quire.cli.serving.load_progress import LoadProgress
 from quire.hub import checkpoint_folder
 from quire.local_stack.processes import ServiceProcess
@@ -66,7 +66,7 @@ _limits = options_of(
 )
 
 
-@app.command(cls=NamesCommand)
+@app.command(cls=VllmCommand)
 @gathers(
     loading=m.loading,
     adapter_limits=m.adapter_limits,
