@@ -148,7 +148,7 @@ def _call_grammar(request: pb.ChatRequest, output: _Output, text: TextModel) -> 
     syntax = output.tool_format.syntax
     reasoning = None if output.reasoning_format is None else Reasoning(output.reasoning_format, output.is_open)
     thoughts = () if reasoning is None else reasoning.format.markers
-    markers = {*syntax.before, *syntax.call, *syntax.between, *syntax.after, *thoughts}
+    markers = {*syntax.markers, *thoughts}
     grammar = forced_grammar(
         syntax,
         _grammar_tools(request, output, text),

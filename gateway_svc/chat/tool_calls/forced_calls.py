@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.chat.tool_calls.format_types import CallSyntax, ReasoningFormat
+from gateway_svc.chat.tool_calls.parameter_grammar import parameter_rules
 from gateway_svc.chat.tool_calls.pieces import ARGUMENTS, NAME, NUMBER
 from svc_common.grammars import with_bounded_whitespace
 
@@ -61,7 +62,7 @@ def forced_grammar(
         f"between: {write.sequence(syntax.between)}",
         f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
         *(f"call_{i}: {write.call(syntax, tool, i)}" for i, tool in enumerate(tools)),
-        *(f"arguments_{i}: %json {_schema(tool)}" for i, tool in enumerate(tools)),
+        *(rule for i, tool in enumerate(tools) for rule in _arguments(i, tool, syntax, write)),
         *(["NUMBER: /[0-9]{1,3}/"] if NUMBER in syntax.call else []),
         *(_thought(reasoning, write) if reasoning else ()),
     ]
@@ -84,19 +85,24 @@ class _Writer:
         return " ".join(map(self.piece, pieces)) or '""'
 
     def call(self, syntax: CallSyntax, tool: ForcedTool, number: int) -> str:
-        """Write a call of `tool`.
+        """Write a call of `tool`."""
+        parts = [tool.name if part == NAME else part for part in syntax.call]
+        return self.joined(parts, {ARGUMENTS: f"arguments_{number}", NUMBER: "NUMBER"})
+
+    def joined(self, parts: Sequence[str], rules: Mapping[str, str]) -> str:
+        """Write parts in order, those in `rules` as the rules given for them.
 
         Adjacent texts become one literal, so that no name matches as the prefix of another.
         """
         pieces: list[str] = []
         text = ""
-        for part in syntax.call:
-            if part in (ARGUMENTS, NUMBER) or part in self._special_ids:
+        for part in parts:
+            if part in rules or part in self._special_ids:
                 pieces += [self.literal(text)] if text else []
-                pieces.append({ARGUMENTS: f"arguments_{number}", NUMBER: "NUMBER"}.get(part) or self.piece(part))
+                pieces.append(rules.get(part) or self.piece(part))
                 text = ""
             else:
-                text += tool.name if part == NAME else part
+                text += part
         return " ".join([*pieces, self.literal(text)] if text else pieces)
 
     def literal(self, text: str) -> str:
@@ -105,6 +111,12 @@ class _Writer:
         Text that begins like JSON is split into JSON tokens: a longer literal would beat the answer's.
         """
         return self.sequence(_JSON_TOKENS.findall(text) if text.startswith("{") else [text])
+
+
+def _arguments(number: int, tool: ForcedTool, syntax: CallSyntax, write: _Writer) -> list[str]:
+    """Rules of a tool's arguments: parameters in tags if the format has them and they can express the schema, else JSON."""
+    rules = syntax.parameter and parameter_rules(number, tool.parameters, syntax.parameter, write.joined)
+    return rules or [f"arguments_{number}: %json {_schema(tool)}"]
 
 
 def _schema(tool: ForcedTool) -> str:

@@ -8,6 +8,7 @@ from gateway_svc.chat.reasoning import ReasoningParser
 from gateway_svc.chat.tool_calls.call_parser_base import CallParser, CallRules
 from gateway_svc.chat.tool_calls.harmony import HarmonyParser
 from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
+from gateway_svc.chat.tool_calls.parameter_grammar import ParameterSyntax
 from gateway_svc.text.output_parser import OutputParser
 
 NO_TOOLS = CallRules(frozenset(), str)
@@ -18,7 +19,7 @@ class CallSyntax:
     """Syntax of forced calls: texts and markers in order, with placeholders of `pieces`.
 
     `before` and `after` all calls, and `between` two of them. `is_single`: the model ends its turn after one
-    call.
+    call. `parameter`: of arguments that are parameters in tags; None = they are a JSON object.
     """
 
     call: Sequence[str]
@@ -26,6 +27,13 @@ class CallSyntax:
     before: Sequence[str] = ()
     after: Sequence[str] = ()
     is_single: bool = False
+    parameter: ParameterSyntax | None = None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All texts, some of which may be special tokens of a model."""
+        tags = () if self.parameter is None else (*self.parameter.before, self.parameter.close, *self.parameter.after)
+        return frozenset((*self.before, *self.call, *self.between, *self.after, *tags))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from gateway_svc.chat.tool_calls.harmony import HarmonyParser
 from gateway_svc.chat.tool_calls.literal_calls import LiteralParser
 from gateway_svc.chat.tool_calls.literals import FUNCTION_GEMMA, GEMMA, PYTHON
 from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
+from gateway_svc.chat.tool_calls.parameter_grammar import ParameterSyntax
 from gateway_svc.chat.tool_calls.pieces import ARGUMENTS, KEY, NAME, NUMBER, WORD
 from gateway_svc.chat.tool_calls.tagged_calls import TaggedParser, TagMarkup
 
@@ -194,7 +195,11 @@ _QWEN3_CODER = ToolFormat(
             is_padded=True,
         ),
     ),
-    CallSyntax((TOOL_CALL, "\n<function=", NAME, ">\n", ARGUMENTS, "\n</function>\n", TOOL_CALL_END), between=("\n",)),
+    CallSyntax(
+        (TOOL_CALL, "\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n", TOOL_CALL_END),
+        between=("\n",),
+        parameter=ParameterSyntax(("<parameter=", KEY, ">\n"), "</parameter>", pad="\n"),
+    ),
 )
 _GLM = ToolFormat(
     "glm",
@@ -210,7 +215,11 @@ _GLM = ToolFormat(
             close="</arg_value>",
         ),
     ),
-    CallSyntax((TOOL_CALL, NAME, "\n", ARGUMENTS, "\n", TOOL_CALL_END), between=("\n",)),
+    CallSyntax(
+        (TOOL_CALL, NAME, "\n", ARGUMENTS, TOOL_CALL_END),
+        between=("\n",),
+        parameter=ParameterSyntax(("<arg_key>", KEY, "</arg_key>", "\n", "<arg_value>"), "</arg_value>"),
+    ),
 )
 _MINIMAX = ToolFormat(
     "minimax-m2",
@@ -228,9 +237,10 @@ _MINIMAX = ToolFormat(
         ),
     ),
     CallSyntax(
-        ('<invoke name="', NAME, '">\n', ARGUMENTS, "\n</invoke>\n"),
+        ('<invoke name="', NAME, '">\n', ARGUMENTS, "</invoke>\n"),
         before=("<minimax:tool_call>", "\n"),
         after=("</minimax:tool_call>",),
+        parameter=ParameterSyntax(('<parameter name="', KEY, '">'), "</parameter>"),
     ),
 )
 _SEED_OSS = ToolFormat(
@@ -249,8 +259,9 @@ _SEED_OSS = ToolFormat(
         ),
     ),
     CallSyntax(
-        ("<seed:tool_call>", "\n<function=", NAME, ">\n", ARGUMENTS, "\n</function>\n", "</seed:tool_call>"),
+        ("<seed:tool_call>", "\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n", "</seed:tool_call>"),
         between=("\n",),
+        parameter=ParameterSyntax(("<parameter=", KEY, ">"), "</parameter>"),
     ),
 )
 _DSML = "｜DSML｜"
@@ -270,9 +281,10 @@ _DEEPSEEK_V32 = ToolFormat(
         ),
     ),
     CallSyntax(
-        (f'<{_DSML}invoke name="', NAME, '">\n', ARGUMENTS, f"\n</{_DSML}invoke>\n"),
+        (f'<{_DSML}invoke name="', NAME, '">\n', ARGUMENTS, f"</{_DSML}invoke>\n"),
         before=(f"<{_DSML}function_calls>", "\n"),
         after=(f"</{_DSML}function_calls>",),
+        parameter=ParameterSyntax((f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">'), f"</{_DSML}parameter>"),
     ),
 )
 _STEP_CALLS, _STEP_CALLS_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
@@ -305,6 +317,7 @@ _STEP3 = ToolFormat(
         ),
         before=(_STEP_CALLS,),
         after=(_STEP_CALLS_END,),
+        parameter=ParameterSyntax(('<steptml:parameter name="', KEY, '">'), "</steptml:parameter>", after=()),
     ),
 )
 

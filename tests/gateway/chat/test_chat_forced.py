@@ -23,6 +23,7 @@ from svc_common.errors import InvalidArgument
 from svc_common.grammars import GrammarCompiler
 from tests.gateway.chat.test_chat_events import hear, with_special
 from tests.support.services import models
+from tests.support.services.call_writers import WRITERS
 from tests.support.services.chat_outputs import parsed
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -107,6 +108,7 @@ SPECIAL = {
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
     ),
+    "step3": ("</steptml:parameter>",),
     "harmony": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"),
     "command": ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     "granite": ("<|tool_call|>",),
@@ -146,29 +148,44 @@ def test_random_outputs_are_calls_that_fit(case: str) -> None:
             jsonschema.validate(json.loads(arguments), SCHEMAS[tool])
 
 
-def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Schema of a value of bounded size."""
+class PlainJson(random.Random):
+    """Always the first choice, which is plain JSON."""
+
+    def choice(self, seq: Any) -> Any:
+        """The first."""
+        return seq[0]
+
+    def random(self) -> float:
+        """Never below a chance of a half."""
+        return 0.9
+
+
+def random_schema(rng: random.Random, depth: int, strings: dict[str, Any]) -> dict[str, Any]:
+    """Schema of a value; `strings`: of its texts."""
     kind = rng.randrange(8 if depth else 6)
     if kind == 6:
-        return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 2}
+        return {"type": "array", "items": random_schema(rng, depth - 1, SHORT), "maxItems": 2}
     if kind == 7:
-        return random_object(rng, depth - 1)
+        return random_object(rng, depth - 1, SHORT)
     return [
-        {"type": "string", "maxLength": 4},
+        {"type": "string", **strings},
         {"enum": ["a", 1, None, 'b"\n', "</parameter>"]},
         {"type": "integer", "minimum": -3, "maximum": 99},
         {"type": "boolean"},
         {"type": ["string", "null"], "maxLength": 2},
-        {"type": "string", "pattern": "^[<>{}()|]{2}$"},
+        {"type": "string", "pattern": "^[<>{}()|]{2}$"} if strings else {"enum": ["x", "y z"]},
     ][kind]
 
 
-def random_object(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+SHORT = {"maxLength": 4}
+
+
+def random_object(rng: random.Random, depth: int, strings: dict[str, Any]) -> dict[str, Any]:
     """Schema of an object with up to four properties, some required."""
     keys = rng.sample(["a", "b c", "name", "é", "arguments", "x-y"], rng.randint(0, 4))
     return {
         "type": "object",
-        "properties": {key: random_schema(rng, depth) for key in keys},
+        "properties": {key: random_schema(rng, depth, strings) for key in keys},
         "required": [key for key in keys if rng.random() < 0.5],
         "additionalProperties": False,
     }
@@ -176,8 +193,11 @@ def random_object(rng: random.Random, depth: int = 2) -> dict[str, Any]:
 
 def check_random_schemas(name: str, rng: random.Random) -> int:
     """Draw an output from the grammar of random tools; returns the number of calls, which are parsed back and fit."""
-    text = model("", *rng.choice(((), SPECIAL.get(name, ()))))
-    schemas = {tool: random_object(rng) for tool in ("get", "get_2", "x.y-z")}
+    special = rng.choice(((), SPECIAL.get(name, ())))
+    text = model("", *special)
+    # Free text in tags ends where a random token is the closing marker.
+    is_free = TOOL_FORMATS[name].syntax.parameter is not None and any(marker.startswith("</") for marker in special)
+    schemas = {tool: random_object(rng, 2, {} if is_free else SHORT) for tool in ("get", "get_2", "x.y-z")}
     request = chat(tools=())
     for tool, schema in schemas.items():
         request.tools.add(name=tool, parameters_json=json.dumps(schema))
@@ -201,6 +221,44 @@ def test_forced_calls_of_many_random_schemas_are_parsed_back(name: str, record_p
     """The same for many."""
     rng = random.Random(f"{name}, many")
     record_property("size", f"{sum(check_random_schemas(name, rng) for _ in range(50))} calls of 50 of 50 outputs")
+
+
+TAGS = {
+    "get": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "free"},
+            "unit": {"enum": ["a", "b c\n"]},
+            "count": {"type": "integer"},
+            "more": {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": False},
+        },
+        "required": ["text", "count"],
+    }
+}
+
+
+@pytest.mark.parametrize("name", [name for name, found in TOOL_FORMATS.items() if found.syntax.parameter is not None])
+def test_forced_parameters_stand_in_the_formats_tags(name: str) -> None:
+    """What the family's template writes is what the grammar allows, and no object in its place."""
+    text, request = model(), chat(tools=())
+    request.tools.add(name="get", parameters_json=json.dumps(TAGS["get"]))
+    found = resolved(request, text, name, "none")
+    assert found.parsing is not None
+    compiler, parser = compiler_of(text), found.parsing.parser
+
+    def is_allowed(arguments: dict[str, Any]) -> bool:
+        written = WRITERS[name]([("get", arguments)], PlainJson())
+        ids = compiler.encode(written)
+        allowed = compiler.compile(found.sampling.grammar).validate_tokens(ids) == len(ids)
+        ((_, _, read),) = parsed(parser, [written])
+        assert not allowed or json.loads(read) == arguments
+        return allowed
+
+    assert is_allowed({"text": 'Zürich "\\\n<x>\n', "unit": "b c\n", "count": 3, "more": {"x": True}})
+    assert is_allowed({"text": "", "count": -1})
+    assert not is_allowed({"text": "", "unit": "c", "count": 3})
+    assert not is_allowed({"text": "x"})
+    assert not is_allowed({"text": "x", "count": "3 4"})
 
 
 ANSWER = {

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,12 @@ def test_each_format_has_a_template() -> None:
     """So that none can be chosen by name alone."""
     assert {tools for tools, _, _ in TEMPLATES.values()} == {*TOOL_FORMATS, None}
     assert {reasoning for _, reasoning, _ in TEMPLATES.values()} == {*REASONING_FORMATS, None}
+
+
+def test_the_page_names_each_format() -> None:
+    """In the order of the settings."""
+    page = (Path(__file__).parents[3] / "docs" / "tool-formats.md").read_text()
+    assert re.findall(r"^\| `([\w.-]+)` \|", page, re.MULTILINE) == [*TOOL_FORMATS, *REASONING_FORMATS]
 
 
 # --- reasoning before calls ------------------------------------------------------------------------------------------
