@@ -15,6 +15,18 @@ from protos.inference.v1 import inference_pb2 as pb
 MAX_BLOCKS = 4096
 CALL_PREFIX = "toolu_"
 _FAILED = "Error: "
+_SUPPORTED = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+_OTHERS = frozenset(
+    {
+        "image",
+        "document",
+        "search_result",
+        "server_tool_use",
+        "web_search_tool_result",
+        "container_upload",
+        "tool_reference",
+    }
+)
 
 T = TypeVar("T")
 
@@ -151,11 +163,8 @@ def _needed(value: T | None, field: str) -> T:
     return value
 
 
-_TEXTUAL = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
-
-
 def _refuse_block(role: str, kind: str, where: str) -> NoReturn:
-    if kind in _TEXTUAL:
+    if kind in _SUPPORTED:
         refuse(where, f"is of type {kind}, which a message of role {role} cannot have")
-    name = kind if kind.isidentifier() and len(kind) <= 64 else "unknown"
-    refuse(where, f"is of type {name}; this server takes text, thinking, tool_use and tool_result")
+    named = f"of type {kind}" if kind in _OTHERS else "of an unknown type"
+    refuse(where, f"is {named}; this server takes text, thinking, tool_use and tool_result")

@@ -167,7 +167,8 @@ async def asynchronous(url: str) -> None:
         texts = await asyncio.gather(*(one(seed) for seed in (1, 2, 1)))
         assert texts[0] == texts[2]
         async with client.messages.stream(model=MODEL, max_tokens=1000, messages=QUESTION) as left:
-            assert [event.type async for event in left if event.type == "text"][:1] or True
+            first = await anext(text async for text in left.text_stream)
+        assert first and len(left.current_message_snapshot.content[0].text) < 1000
 
 
 if __name__ == "__main__":

@@ -71,11 +71,14 @@ def wrong_with_answer(sent: https.Input, answer: bytes) -> str:
 
 
 def _wrong_with_body(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """OpenAI's error object."""
+    """OpenAI's error object, or Anthropic's, which has the code in its details."""
     if headers.get("transfer-encoding") == "chunked":
         body = b"".join(body.split(b"\r\n")[1::2])
     try:
-        error: dict[str, Any] = json.loads(body)["error"]
+        told = json.loads(body)
+        error: dict[str, Any] = told["error"]
+        if told.get("type") == "error":
+            error["code"] = error["details"]["error_code"]
     except (ValueError, KeyError, TypeError):
         return f"{status} without an error object: {body[:200]!r}"
     missing = [name for name in ("message", "type", "code") if not isinstance(error.get(name), str) or not error[name]]

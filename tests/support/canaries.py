@@ -78,6 +78,7 @@ def http_bodies() -> Iterator[tuple[str, bytes]]:
     for path, base in (
         ("/v1/completions", {"prompt": CANARY, "max_tokens": 2}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 2}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 2}),
     ):
         for changes in _changes():
             yield path, json.dumps({**base, **changes}).encode()
@@ -90,15 +91,10 @@ def http_bodies() -> Iterator[tuple[str, bytes]]:
         {CANARY: 1},
         [CANARY],
     ]
-    for content in parts:
-        yield (
-            "/v1/chat/completions",
-            json.dumps({"max_tokens": 2, "messages": [{"role": "user", "content": content}]}).encode(),
-        )
-    yield (
-        "/v1/chat/completions",
-        json.dumps({"max_tokens": 2, "messages": [{"role": CANARY, "content": CANARY}]}).encode(),
-    )
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        for content in parts:
+            yield path, json.dumps({"max_tokens": 2, "messages": [{"role": "user", "content": content}]}).encode()
+        yield path, json.dumps({"max_tokens": 2, "messages": [{"role": CANARY, "content": CANARY}]}).encode()
     yield "/v1/embeddings", json.dumps({"input": [CANARY], "encoding_format": CANARY}).encode()
     yield "/tokenize", json.dumps({"prompt": CANARY}).encode()
     yield "/tokenize", json.dumps({"prompt": [CANARY]}).encode()
@@ -119,6 +115,9 @@ def _changes() -> Iterator[dict[str, Any]]:
     yield {"guided_choice": [CANARY, 7]}
     yield {"tools": [{"type": "function", "function": {"name": f"{CANARY} x", "parameters": {"type": CANARY}}}]}
     yield {"tools": [{"type": CANARY}], "tool_choice": {"type": "function", "function": {"name": CANARY}}}
+    yield {"tools": [{"type": CANARY, "name": CANARY, "input_schema": {"type": CANARY}}], "system": [{"type": CANARY}]}
+    yield {"tools": [{"name": f"{CANARY} x", "input_schema": {"type": CANARY}}], "stop_sequences": [CANARY * 100]}
+    yield {"thinking": {"type": CANARY}, "output_config": {"format": {"type": CANARY}}, "thread": {"type": CANARY}}
     yield {"metadata": {"a": 7, "b": [CANARY]}, "stream_options": {"include_usage": CANARY}}
     yield {"chat_template": f"{{{{ {CANARY} }}}}", "chat_template_kwargs": CANARY, "suffix": CANARY, "echo": CANARY}
     yield {"on_deadline": CANARY, "early_stopping": CANARY, "priority": CANARY, "truncate_prompt_tokens": CANARY}

@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (block("image", source=SOURCE), "messages[1].content[1]: is of type image"),
     (block("document", source=SOURCE), "messages[1].content[1]: is of type document"),
     (block("search_result"), "messages[1].content[1]: is of type search_result"),
-    (block("a\nb"), "messages[1].content[1]: is of type unknown"),
+    (block("secret"), "messages[1].content[1]: is of an unknown type"),
     (
         block("tool_use", id="a", name="b", input={}),
         "messages[1].content[1]: is of type tool_use, which a message of role user",
