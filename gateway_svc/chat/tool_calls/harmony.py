@@ -1,4 +1,4 @@
-"""Parser for gpt-oss's harmony format, whose messages have channels: reasoning, calls, and the answer.
+"""Parser for gpt-oss's harmony format: messages in channels for reasoning, calls, and the answer.
 
 Own instead of the library `openai-harmony`, which downloads its vocabulary and reads tokens rather than text.
 """

@@ -30,7 +30,7 @@ _MAX_DEPTH = 16
 
 
 def parameter_types(schema: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Types of an object's properties; those whose types the schema does not say are left out."""
+    """Types of an object's properties; one that the schema gives no type is left out."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
+from gateway_svc.chat.tool_calls.format_choice import REASONING_FORMATS
 from gateway_svc.chat.tool_calls.parameter_types import parameter_types
-from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
 from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.text.output_parser import OutputParser, TextSpan
 from tests.support.services.call_writers import TOOLS, WRITERS, Call, random_calls
@@ -213,7 +213,7 @@ def test_each_format_has_a_template() -> None:
 def test_the_page_names_each_format() -> None:
     """In the order of the settings."""
     page = (Path(__file__).parents[3] / "docs" / "tool-formats.md").read_text()
-    assert re.findall(r"^\| `([\w.-]+)` \|", page, re.MULTILINE) == [*TOOL_FORMATS, *REASONING_FORMATS]
+    assert re.findall(r"^\| `(\w[\w.-]*)` \|", page, re.MULTILINE) == [*TOOL_FORMATS, *REASONING_FORMATS]
 
 
 # --- reasoning before calls ------------------------------------------------------------------------------------------
