@@ -103,7 +103,7 @@ _DEEPSEEK_V32 = ToolFormat(
         TaggedParser,
         TagMarkup(
             (f"<{_DSML}function_calls>",),
-            head=(f'<{_DSML}invoke name="', NAME, '">'),
+            head=("<", _DSML, 'invoke name="', NAME, '">'),
             tail=(f"</{_DSML}invoke>",),
             end=f"</{_DSML}function_calls>",
             lead=_BREAKS,
