@@ -334,6 +334,20 @@ def test_forced_calls_win_over_structured_output() -> None:
     assert [v.field for v in caught.value.violations] == ["structured_output.regex"]
 
 
+def test_types_of_parameters_come_from_the_schemas() -> None:
+    """For formats that write values without them, also where another gateway reads on."""
+    request = chat(mode=pb.TOOL_MODE_AUTO)
+    found = resolved(request, model(), "qwen3-coder").parsing
+    assert found is not None
+    assert found.tool_types["get_weather"] == {"city": ["string"], "days": ["integer"]}
+    assert ChatParsing.from_json(found.to_json()) == found
+    output = "<tool_call><function=get_weather><parameter=city>5</parameter><parameter=days>5</parameter></function></tool_call>"
+    assert parsed(found.parser, list(output)) == [("call", "0:get_weather", '{"city": "5", "days": 5}')]
+    hermes = resolved(request, model(), "hermes").parsing
+    assert hermes is not None
+    assert not hermes.tool_types
+
+
 def test_only_the_named_tool_is_called_and_once() -> None:
     """The others are told to the template, as they may matter to the model."""
     text = model()
