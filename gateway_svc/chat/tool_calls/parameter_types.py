@@ -72,7 +72,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(schema.get("$ref"), str):
         return _types(_referred(schema["$ref"], root), root, depth - 1)
     given = schema.get("type")
-    if given:
+    if isinstance(given, str | list):
         return {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
