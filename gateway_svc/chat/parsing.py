@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from gateway_svc.chat.calls_or_answer import AnswerParser
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
-from gateway_svc.chat.tool_calls.format_choice import NONE
+from gateway_svc.chat.tool_calls.format_choice import NONE, REASONING_FORMATS
 from gateway_svc.chat.tool_calls.parameter_types import ToolTypes
-from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
 from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.text.output_parser import CONTENT, AnswerPart, OutputParser, TextSpan
 from svc_common.errors import InvalidArgument

@@ -17,7 +17,7 @@ from gateway_svc.chat.parsing import ChatParsing
 from gateway_svc.chat.tool_calls.forced_calls import MAX_CALLS, ForcedTool, Reasoning, forced_grammar
 from gateway_svc.chat.tool_calls.format_choice import NONE, FormatChoice
 from gateway_svc.chat.tool_calls.format_types import ReasoningFormat, ToolFormat
-from gateway_svc.chat.tool_calls.parameter_types import parameter_types
+from gateway_svc.chat.tool_calls.parameter_types import ToolTypes, parameter_types
 from gateway_svc.chat.tool_calls.tool_formats import HERMES
 from gateway_svc.checks import validation
 from gateway_svc.checks.tokenized_constraints import compiled_grammar
@@ -121,8 +121,14 @@ class _Output:
             reasoning_format=NONE if self.reasoning_format is None else self.reasoning_format.name,
             reasoning_open=self.is_open,
             or_answer=self.or_answer,
-            tool_types={tool.name: parameter_types(parameters_of(tool)) for tool in self.tools},
+            tool_types=self._tool_types(),
         )
+
+    def _tool_types(self) -> ToolTypes:
+        """Types of the tools' parameters, if the model writes values without them: in tags."""
+        if self.tool_format is None or self.tool_format.syntax.parameter is None:
+            return {}
+        return {tool.name: parameter_types(parameters_of(tool)) for tool in self.tools}
 
 
 def _callable(request: pb.ChatRequest, told: Sequence[pb.Tool]) -> Sequence[pb.Tool]:

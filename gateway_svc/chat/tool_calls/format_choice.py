@@ -1,17 +1,62 @@
-"""Choice of the formats of tool calls and reasoning: detected from the chat template or named in a gateway's settings."""
+"""Reasoning formats, and the choice of formats: detected from the chat template or named in a gateway's settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway_svc.chat.tool_calls import harmony
 from gateway_svc.chat.tool_calls.format_types import ReasoningFormat, ToolFormat
-from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
-from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
+from gateway_svc.chat.tool_calls.tool_formats import ANSWER, RESPONSE, TOOL_FORMATS, is_harmony
 
 F = TypeVar("F", "ToolFormat", "ReasoningFormat")
 
 AUTO = "auto"
 NONE = "none"
+
+THINK, THINK_END = (("<think>",),), (("</think>",),)
+
+_FORMATS = (
+    ReasoningFormat(
+        "think",
+        lambda source: ("<think>" in source or "</think>" in source) and ANSWER[0] not in source,
+        THINK,
+        THINK_END,
+    ),
+    ReasoningFormat(
+        "hunyuan", lambda source: "<think>" in source and ANSWER[0] in source, THINK, THINK_END, hidden=ANSWER
+    ),
+    ReasoningFormat("seed-oss", lambda source: "<seed:think>" in source, (("<seed:think>",),), (("</seed:think>",),)),
+    ReasoningFormat("mistral", lambda source: "[THINK]" in source, (("[THINK]",),), (("[/THINK]",),)),
+    ReasoningFormat(
+        "command",
+        lambda source: "<|START_THINKING|>" in source,
+        (("<|START_THINKING|>",),),
+        (("<|END_THINKING|>",),),
+        hidden=RESPONSE,
+    ),
+    ReasoningFormat(
+        "granite",
+        lambda source: "Here is my thought process" in source,
+        (("Here is my thought process:",), ("Here's my thought process:",)),
+        (("Here is my response:",), ("Here's my response:",)),
+    ),
+    ReasoningFormat(
+        "gemma4",
+        lambda source: "<|channel>" in source,
+        (("<|channel>", "thought\n"),),
+        (("<channel|>",),),
+    ),
+    ReasoningFormat(
+        "harmony",
+        is_harmony,
+        ((harmony.CHANNEL, "analysis", harmony.MESSAGE),),
+        ((harmony.END,),),
+        after=(harmony.START, "assistant"),
+        before_answer=(harmony.CHANNEL, "final", harmony.MESSAGE),
+        has_channels=True,
+    ),
+)
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {found.name: found for found in _FORMATS}
 
 
 @dataclass(frozen=True, slots=True)

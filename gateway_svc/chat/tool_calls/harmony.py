@@ -1,4 +1,4 @@
-"""Parser for gpt-oss's harmony format, whose messages have channels: reasoning, calls, and the answer.
+"""Parser for gpt-oss's harmony format: messages in channels for reasoning, calls, and the answer.
 
 Own instead of the library `openai-harmony`, which downloads its vocabulary and reads tokens rather than text.
 """
@@ -7,11 +7,12 @@ import re
 
 from gateway_svc.chat.buffered import begins_with_one, find_first
 from gateway_svc.chat.tool_calls.call_parser_base import CallParser, CallRules
-from gateway_svc.text.output_parser import CONTENT, REASONING, AnswerPart
+from gateway_svc.text.output_parser import CONTENT, REASONING
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, RETURN, CALL, CONSTRAIN = "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
 ENDS = (END, RETURN, CALL)
+FUNCTIONS = "functions."
 MAX_HEADER_CHARS = 256
 
 _RECIPIENT = re.compile(r"\bto=([\w.:-]+)", re.ASCII)
@@ -38,16 +39,15 @@ class HarmonyParser(CallParser):
         if place < 0:
             return self.refuse() if self.is_over or len(self.buffer) >= MAX_HEADER_CHARS else False
         header, size = self.buffer[:place], place + len(MESSAGE)
-        recipient = _RECIPIENT.search(header)
-        if recipient is not None and _ANALYSIS.search(header) is None:
-            return self._at_call(recipient[1], size)
-        part = REASONING if _ANALYSIS.search(header) else CONTENT
-        self.take(size, part, text="")
-        self._begin_text(part)
+        recipient, is_analysis = _RECIPIENT.search(header), _ANALYSIS.search(header) is not None
+        if recipient is not None and (recipient[1].startswith(FUNCTIONS) or not is_analysis):
+            return self._at_call(recipient[1].removeprefix(FUNCTIONS), size)
+        self.current = REASONING if is_analysis else CONTENT
+        self.take(size, self.current, text="")
+        self.state = self._in_text
         return True
 
-    def _at_call(self, recipient: str, size: int) -> bool:
-        name = recipient.removeprefix("functions.")
+    def _at_call(self, name: str, size: int) -> bool:
         is_there, place = self.something_behind(size)
         if is_there is None and self.is_named(name):
             return False
@@ -66,10 +66,6 @@ class HarmonyParser(CallParser):
         self.give(place + len(end or ""), text="")
         self.state = self.in_content
         return True
-
-    def _begin_text(self, part: AnswerPart) -> None:
-        self.current = part
-        self.state = self._in_text
 
     def _in_text(self) -> bool:
         """State: in a message that is no call."""

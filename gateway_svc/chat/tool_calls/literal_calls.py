@@ -1,19 +1,19 @@
-"""Parser for calls whose arguments are literals of Python (Llama 4, Olmo 3, LFM2, Gemma 3) or of Gemma 4."""
+"""Parser for calls with arguments that are literals of Python (Llama 4, Olmo 3, LFM2, Gemma 3) or of Gemma 4."""
 
 from gateway_svc.chat.buffered import num_blanks
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
-from gateway_svc.chat.tool_calls.literals import Dialect, LiteralReader, Step
+from gateway_svc.chat.tool_calls.literals import LiteralReader, LiteralStep, LiteralSyntax
 from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
 from gateway_svc.chat.tool_calls.pieces import MAX_KEY_CHARS, Found
 
 
 class LiteralParser(MarkedParser):
-    """Parser for calls in a `CallMarkup` whose head ends with an opening bracket; their arguments are shown as JSON.
+    """Parser for calls in a `CallMarkup` with literals in brackets as arguments, which are shown as JSON.
 
     Also reads a JSON object in place of all arguments, which forced calls have.
     """
 
-    def __init__(self, markup: CallMarkup, dialect: Dialect, rules: CallRules) -> None:
+    def __init__(self, markup: CallMarkup, dialect: LiteralSyntax, rules: CallRules) -> None:
         super().__init__(markup, rules)
         self._dialect = dialect
         self._reader = LiteralReader(dialect)
@@ -37,7 +37,7 @@ class LiteralParser(MarkedParser):
         reader, place = LiteralReader(self._dialect), first
         while place < len(self.buffer) and not (reader.is_done or reader.has_key):
             step = reader.step(self.buffer[place:])
-            if not isinstance(step, Step) or place > first + MAX_KEY_CHARS:
+            if not isinstance(step, LiteralStep) or place > first + MAX_KEY_CHARS:
                 return False if place > first + MAX_KEY_CHARS else step
             place += step.num_chars
         return True if reader.is_done or reader.has_key else None
@@ -60,7 +60,7 @@ class LiteralParser(MarkedParser):
 
     def _in_literals(self) -> bool:
         step = self._reader.step(self.buffer)
-        if isinstance(step, Step):
+        if isinstance(step, LiteralStep):
             self.give(step.num_chars, text=step.text)
             return self.end_call() if self._reader.is_done else True
         if step is False:

@@ -14,7 +14,7 @@ MAX_DEPTH = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class LiteralSyntax:
     """Syntax of literals.
 
     `quotes`: delimiters of strings. `has_escapes`: backslashes escape in strings. `equals`: between an
@@ -31,20 +31,20 @@ class Dialect:
     is_lax: bool = False
 
 
-PYTHON = Dialect(("'", '"'), True, "=", "(", ")", re.compile(r"[\w.+-]+"))
-GEMMA = Dialect(('<|"|>',), False, ":", "{", "}", re.compile(r"[^\s,:{}\[\]<][^,:{}\[\]<\n]*"), is_lax=True)
-FUNCTION_GEMMA = Dialect(("<escape>",), False, ":", "{", "}", GEMMA.bare, is_lax=True)
+PYTHON = LiteralSyntax(("'", '"'), True, "=", "(", ")", re.compile(r"[\w.+-]+"))
+GEMMA = LiteralSyntax(('<|"|>',), False, ":", "{", "}", re.compile(r"[^\s,:{}\[\]<][^,:{}\[\]<\n]*"), is_lax=True)
+FUNCTION_GEMMA = LiteralSyntax(("<escape>",), False, ":", "{", "}", GEMMA.bare, is_lax=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LiteralStep:
     """The next `num_chars` characters, shown as `text`."""
 
     num_chars: int
     text: str
 
 
-Next: TypeAlias = Step | Literal[False] | None
+Next: TypeAlias = LiteralStep | Literal[False] | None
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _ESCAPES |= {char: char for char in "\\'\""}
@@ -61,7 +61,7 @@ class LiteralReader:
     `has_key`: the first argument's name was read.
     """
 
-    def __init__(self, dialect: Dialect, *, is_value: bool = False) -> None:
+    def __init__(self, dialect: LiteralSyntax, *, is_value: bool = False) -> None:
         self._dialect = dialect
         self._closings: list[str] = [] if is_value else [dialect.close]
         self._state: Callable[[str], Next] = self._at_value if is_value else self._at_key
@@ -75,7 +75,7 @@ class LiteralReader:
     def step(self, text: str) -> Next:
         """Read the next token at the start of `text`; None = more text decides, False = it is no literal."""
         blanks = 0 if self._quote else num_blanks(text)
-        return Step(blanks, "") if blanks else self._state(text)
+        return LiteralStep(blanks, "") if blanks else self._state(text)
 
     # --- states ----------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class LiteralReader:
             return False
         self._state = self._at_value
         self.has_key = True
-        return Step(1, ": ")
+        return LiteralStep(1, ": ")
 
     def _at_value(self, text: str) -> Next:
         self._is_key = False
@@ -114,18 +114,18 @@ class LiteralReader:
             return False
         self._state = self._at_value if self._in_list else self._at_key
         self._prefix = ", "
-        return Step(1, "")
+        return LiteralStep(1, "")
 
     def _in_string(self, text: str) -> Next:
         if text.startswith(self._quote):
             size, self._quote = len(self._quote), ""
             self._end_token()
-            return Step(size, '"')
+            return LiteralStep(size, '"')
         if self._dialect.has_escapes and text[0] == "\\":
             return _escape(text)
         stops = (self._quote, "\\") if self._dialect.has_escapes else (self._quote,)
         size, _ = find_first(text, stops, "", is_over=False)
-        return Step(size, json.dumps(text[:size], ensure_ascii=False)[1:-1]) if size else None
+        return LiteralStep(size, json.dumps(text[:size], ensure_ascii=False)[1:-1]) if size else None
 
     # --- parts -----------------------------------------------------------------------------------------------------------
 
@@ -148,14 +148,14 @@ class LiteralReader:
         self._state = self._at_key if char == "{" else self._at_value
         return self._shown(1, "{" if char == "{" else "[")
 
-    def _end_container(self) -> Step:
+    def _end_container(self) -> LiteralStep:
         self._prefix = self._prefix.removeprefix(", ")
         is_list = self._in_list
         self._closings.pop()
         self._end_token(is_value=True)
         return self._shown(1, "]" if is_list else "}")
 
-    def _begin_string(self, quote: str) -> Step:
+    def _begin_string(self, quote: str) -> LiteralStep:
         self._quote = quote
         self._state = self._in_string
         return self._shown(len(quote), '"')
@@ -183,17 +183,17 @@ class LiteralReader:
         self._state = self._behind_key if self._is_key and not is_value else self._behind_value
         self.is_done = not self._closings and self._state == self._behind_value
 
-    def _shown(self, num_chars: int, text: str) -> Step:
+    def _shown(self, num_chars: int, text: str) -> LiteralStep:
         prefix, self._prefix = self._prefix, ""
-        return Step(num_chars, prefix + text)
+        return LiteralStep(num_chars, prefix + text)
 
 
-def literal_json(text: str, dialect: Dialect) -> str | None:
+def literal_json(text: str, dialect: LiteralSyntax) -> str | None:
     """JSON of a literal; None if the text is none."""
     reader, place, shown = LiteralReader(dialect, is_value=True), 0, list[str]()
     while place < len(text) and not reader.is_done:
         step = reader.step(text[place:])
-        if not isinstance(step, Step):
+        if not isinstance(step, LiteralStep):
             return None
         place += step.num_chars
         shown.append(step.text)
@@ -212,7 +212,7 @@ def _number(word: str) -> str | None:
         return None
 
 
-def _escape(text: str) -> Step | None:
+def _escape(text: str) -> LiteralStep | None:
     """The character that a backslash and what follows it stand for; an unknown escape stands for itself."""
     if len(text) < 2:
         return None
@@ -223,5 +223,5 @@ def _escape(text: str) -> Step | None:
             return None
         code = int(digits, 16)
         if code < 0x110000 and not 0xD800 <= code < 0xE000:
-            return Step(2 + num_digits, json.dumps(chr(code), ensure_ascii=False)[1:-1])
-    return Step(2, json.dumps(_ESCAPES.get(text[1], text[:2]), ensure_ascii=False)[1:-1])
+            return LiteralStep(2 + num_digits, json.dumps(chr(code), ensure_ascii=False)[1:-1])
+    return LiteralStep(2, json.dumps(_ESCAPES.get(text[1], text[:2]), ensure_ascii=False)[1:-1])

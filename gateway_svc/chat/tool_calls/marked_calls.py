@@ -1,4 +1,4 @@
-"""Parser for calls behind a marker whose arguments are JSON: Hermes, Llama 3, Mistral, DeepSeek, Kimi, Granite and others."""
+"""Parser for calls behind a marker with JSON arguments: Hermes, Llama 3, Mistral, DeepSeek, Kimi, Granite and others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

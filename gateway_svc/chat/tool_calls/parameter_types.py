@@ -30,7 +30,7 @@ _MAX_DEPTH = 16
 
 
 def parameter_types(schema: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Types of an object's properties; those whose types the schema does not say are left out."""
+    """Types of an object's properties; one that the schema gives no type is left out."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
@@ -72,7 +72,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(schema.get("$ref"), str):
         return _types(_referred(schema["$ref"], root), root, depth - 1)
     given = schema.get("type")
-    if given:
+    if isinstance(given, str | list):
         return {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
     if "enum" in schema or "const" in schema:
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]

@@ -1,4 +1,4 @@
-"""Parser for calls whose parameters stand in tags: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2, Step3."""
+"""Parser for calls with parameters in tags: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2, Step3."""
 
 import json
 from collections.abc import Sequence

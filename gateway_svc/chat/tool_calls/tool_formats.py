@@ -12,11 +12,9 @@ from gateway_svc.chat.tool_calls.harmony import HarmonyParser
 from gateway_svc.chat.tool_calls.literal_calls import LiteralParser
 from gateway_svc.chat.tool_calls.literals import FUNCTION_GEMMA, GEMMA, PYTHON
 from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
-from gateway_svc.chat.tool_calls.parameter_grammar import ParameterSyntax
-from gateway_svc.chat.tool_calls.pieces import ARGUMENTS, KEY, NAME, NUMBER, WORD
-from gateway_svc.chat.tool_calls.tagged_calls import TaggedParser, TagMarkup
+from gateway_svc.chat.tool_calls.pieces import ARGUMENTS, NAME, NUMBER, WORD
+from gateway_svc.chat.tool_calls.tagged_formats import TAGGED_FORMATS, TOOL_CALL, TOOL_CALL_END
 
-TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 ANSWER = ("<answer>", "</answer>")
@@ -177,150 +175,6 @@ _HARMONY = ToolFormat(
     ),
 )
 
-# --- parameters in tags ----------------------------------------------------------------------------------------------
-
-_QWEN3_CODER = ToolFormat(
-    "qwen3-coder",
-    lambda source: TOOL_CALL in source and "<function=" in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            (TOOL_CALL,),
-            head=("<function=", NAME, ">"),
-            tail=("</function>",),
-            end=TOOL_CALL_END,
-            lead=_BREAKS,
-            key=("<parameter=", KEY, ">"),
-            close="</parameter>",
-            is_padded=True,
-        ),
-    ),
-    CallSyntax(
-        (TOOL_CALL, "\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n", TOOL_CALL_END),
-        between=("\n",),
-        parameter=ParameterSyntax(("<parameter=", KEY, ">\n"), "</parameter>", pad="\n"),
-    ),
-)
-_GLM = ToolFormat(
-    "glm",
-    lambda source: TOOL_CALL in source and "<arg_key>" in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            (TOOL_CALL,),
-            head=(NAME,),
-            end=TOOL_CALL_END,
-            lead=_BREAKS,
-            key=("<arg_key>", KEY, "</arg_key>", "<arg_value>"),
-            close="</arg_value>",
-        ),
-    ),
-    CallSyntax(
-        (TOOL_CALL, NAME, "\n", ARGUMENTS, TOOL_CALL_END),
-        between=("\n",),
-        parameter=ParameterSyntax(("<arg_key>", KEY, "</arg_key>", "\n", "<arg_value>"), "</arg_value>"),
-    ),
-)
-_MINIMAX = ToolFormat(
-    "minimax-m2",
-    lambda source: "<minimax:tool_call>" in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            ("<minimax:tool_call>",),
-            head=('<invoke name="', NAME, '">'),
-            tail=("</invoke>",),
-            end="</minimax:tool_call>",
-            lead=_BREAKS,
-            key=('<parameter name="', KEY, '">'),
-            close="</parameter>",
-        ),
-    ),
-    CallSyntax(
-        ('<invoke name="', NAME, '">\n', ARGUMENTS, "</invoke>\n"),
-        before=("<minimax:tool_call>", "\n"),
-        after=("</minimax:tool_call>",),
-        parameter=ParameterSyntax(('<parameter name="', KEY, '">'), "</parameter>"),
-    ),
-)
-_SEED_OSS = ToolFormat(
-    "seed-oss",
-    lambda source: "<seed:tool_call>" in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            ("<seed:tool_call>",),
-            head=("<function=", NAME, ">"),
-            tail=("</function>",),
-            end="</seed:tool_call>",
-            lead=_BREAKS,
-            key=("<parameter=", KEY, ">"),
-            close="</parameter>",
-        ),
-    ),
-    CallSyntax(
-        ("<seed:tool_call>", "\n<function=", NAME, ">\n", ARGUMENTS, "</function>\n", "</seed:tool_call>"),
-        between=("\n",),
-        parameter=ParameterSyntax(("<parameter=", KEY, ">"), "</parameter>"),
-    ),
-)
-_DSML = "｜DSML｜"
-_DEEPSEEK_V32 = ToolFormat(
-    "deepseek-v3.2",
-    lambda source: _DSML in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            (f"<{_DSML}function_calls>",),
-            head=(f'<{_DSML}invoke name="', NAME, '">'),
-            tail=(f"</{_DSML}invoke>",),
-            end=f"</{_DSML}function_calls>",
-            lead=_BREAKS,
-            key=(f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">'),
-            close=f"</{_DSML}parameter>",
-        ),
-    ),
-    CallSyntax(
-        (f'<{_DSML}invoke name="', NAME, '">\n', ARGUMENTS, f"</{_DSML}invoke>\n"),
-        before=(f"<{_DSML}function_calls>", "\n"),
-        after=(f"</{_DSML}function_calls>",),
-        parameter=ParameterSyntax((f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">'), f"</{_DSML}parameter>"),
-    ),
-)
-_STEP_CALLS, _STEP_CALLS_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
-_STEP_CALL, _STEP_CALL_END, _STEP_SEP = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"
-_STEP3 = ToolFormat(
-    "step3",
-    lambda source: "<steptml:" in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            (_STEP_CALLS,),
-            head=(_STEP_CALL, "function", _STEP_SEP, '<steptml:invoke name="', NAME, '">'),
-            tail=("</steptml:invoke>", _STEP_CALL_END),
-            end=_STEP_CALLS_END,
-            key=('<steptml:parameter name="', KEY, '">'),
-            close="</steptml:parameter>",
-        ),
-    ),
-    CallSyntax(
-        (
-            _STEP_CALL,
-            "function",
-            _STEP_SEP,
-            '<steptml:invoke name="',
-            NAME,
-            '">',
-            ARGUMENTS,
-            "</steptml:invoke>",
-            _STEP_CALL_END,
-        ),
-        before=(_STEP_CALLS,),
-        after=(_STEP_CALLS_END,),
-        parameter=ParameterSyntax(('<steptml:parameter name="', KEY, '">'), "</steptml:parameter>", after=()),
-    ),
-)
-
 # --- arguments that are literals -------------------------------------------------------------------------------------
 
 _LLAMA4 = ToolFormat(
@@ -384,7 +238,7 @@ _FUNCTION_GEMMA = ToolFormat(
 _FORMATS = (
     *(HERMES, _LLAMA3, _GRANITE, _PHI4, _COMMAND, _HUNYUAN, _NEMOTRON),
     *(_MISTRAL, _MISTRAL_ARGS, _DEEPSEEK_V3, _DEEPSEEK_V31, _KIMI, _HARMONY),
-    *(_QWEN3_CODER, _GLM, _MINIMAX, _SEED_OSS, _DEEPSEEK_V32, _STEP3),
+    *TAGGED_FORMATS,
     *(_LLAMA4, _OLMO3, _LFM2, _GEMMA3, _GEMMA4, _FUNCTION_GEMMA),
 )
 TOOL_FORMATS: Mapping[str, ToolFormat] = {found.name: found for found in _FORMATS}

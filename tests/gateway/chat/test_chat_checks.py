@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from gateway_svc.chat.conversation import template_arguments, template_messages, template_tools
 from gateway_svc.chat.resolving import resolve_chat
-from gateway_svc.chat.tool_calls.format_choice import AUTO, NONE, FormatChoice
-from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
+from gateway_svc.chat.tool_calls.format_choice import AUTO, NONE, REASONING_FORMATS, FormatChoice
 from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.checks.validation import SamplingDefaults, check_parameters
 from gateway_svc.settings import GatewaySettings

@@ -1,5 +1,6 @@
 """Tokens of a chat become typed deltas, each token in one, however updates are coalesced (inference.proto, GenerateEvent)."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -152,13 +153,38 @@ def test_arguments_stream() -> None:
     assert heard.finished.reason == common_pb2.FINISH_REASON_LENGTH
 
 
-def test_reading_on_at_every_boundary() -> None:
+TAGGED = (
+    '<think>Hm 😀</think>I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n"😀"\n</parameter>\n'
+    "<parameter=days>\n[1, 2, 30]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n</function>\n"
+    "</tool_call>"
+)
+
+
+def test_parameters_in_tags_become_json() -> None:
+    """Each token is in one delta, and the deltas of the arguments are JSON together."""
+    how = dataclasses.replace(
+        parsing("qwen3-coder", reasoning="think"), tool_types={"get_weather": {"city": ["string"], "days": ["array"]}}
+    )
+    ids = encoded(TAGGED)
+    for batches in ((), range(len(ids)), range(0, len(ids), 3)):
+        heard, _, _ = hear(ids, batches, how=how)
+        assert heard.parts == [
+            ("reasoning", "", "Hm 😀"),
+            ("content", "", "I look."),
+            ("call", "0:get_weather", '{"city": "Zürich\\n\\"😀\\"", "days": [1, 2, 30]}'),
+            ("call", "1:add", "{}"),
+        ]
+        assert heard.token_ids == ids
+
+
+@pytest.mark.parametrize(("name", "talk"), [("hermes", TALK), ("qwen3-coder", TAGGED)])
+def test_reading_on_at_every_boundary(name: str, talk: str) -> None:
     """The rest has each remaining token once and the same ids of calls; state and end are as if all had been told."""
-    ids = encoded(TALK)
-    whole, first, boundaries = hear(ids, range(len(ids)))
+    ids, how = encoded(talk), parsing(name, reasoning="think")
+    whole, first, boundaries = hear(ids, range(len(ids)), how=how)
     for place in sorted(set(boundaries)):
         heard = Heard()
-        text = TextStream(models.tiny(), parser=parsing("hermes", reasoning="think").parser())
+        text = TextStream(models.tiny(), parser=how.parser())
         choice = ChoiceEvents(0, text, with_logprobs=True)
         for i, token_id in enumerate(ids):
             if len(heard.token_ids) >= place:
@@ -166,7 +192,7 @@ def test_reading_on_at_every_boundary() -> None:
             for event in choice.take(ChoiceUpdate(ChoiceTokens(i, [token_id], [float(i)]))):
                 heard.take(event)
         assert len(heard.token_ids) == place
-        heard, later, _ = hear(ids, heard=heard)
+        heard, later, _ = hear(ids, heard=heard, how=how)
         assert (heard.parts, heard.token_ids, heard.logprobs) == (whole.parts, whole.token_ids, whole.logprobs)
         assert heard.finished == whole.finished
         assert (later.num_output_tokens, later.num_reasoning_tokens) == (
@@ -247,6 +273,28 @@ def with_special(*tokens: str) -> TextModel:
         ("mistral-args", ("[TOOL_CALLS]", "[ARGS]"), '[TOOL_CALLS]add[ARGS]{"a": 1}'),
         ("llama3", ("<|python_tag|>",), '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
         ("hermes", ("<tool_call>", "</tool_call>"), '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'),
+        (
+            "kimi-k2",
+            (
+                "<|tool_calls_section_begin|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+            ),
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|>',
+        ),
+        (
+            "harmony",
+            ("<|channel|>", "<|constrain|>", "<|message|>"),
+            '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}',
+        ),
+        (
+            "glm",
+            ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+            "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        ),
+        ("gemma4", ("<|tool_call>", "<tool_call|>", '<|"|>'), "<|tool_call>call:add{a:1}<tool_call|>"),
     ],
 )
 def test_markers_that_are_special_tokens_are_seen(name: str, special: Sequence[str], text: str) -> None:
@@ -313,7 +361,9 @@ _SPLIT_WORDS = st.sampled_from(
         "<think>", "am</think>Yes", "</think>", "?<tool_call>", "<tool_call>", "</tool_call>", "a\U0001f600", "STOP", "ST",
         '{"name": "add", "arguments": {', '}}\n</tool_call>So', "}}", "\n", '{"name": "add", "parameters": {}}', "<|python_tag|>",
         ';{"name": "add", "parameters": {"a', '</tool_call>!<tool_call>{"name": "add", "arguments": {}}</tool_call>.',
-        "[TOOL_CALLS]add[ARGS]{", "b[TOOL_CALLS]add{}c[TOOL_CALLS]add{", '[TOOL_CALLS][{"name": "add", "arguments": {}}', "]and",
+        "[TOOL_CALLS]add[ARGS]{", "b[TOOL_CALLS]add{}c[TOOL_CALLS]add{",
+        "<function=add>", "<parameter=a>b</parameter>", "\n<parameter=c>\n1", "\n</parameter>\n</function>",
+        '[TOOL_CALLS][{"name": "add", "arguments": {}}', "]and",
     ]
 )  # fmt: skip
 

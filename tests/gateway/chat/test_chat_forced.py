@@ -128,13 +128,16 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+OTHERS = ("harmony, special", "qwen3-coder", "command, special", "gemma4, special")
+REASONING = {"thinking": "think", "harmony, special": "harmony"}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_random_outputs_are_calls_that_fit(case: str) -> None:
     """Tokens drawn blindly from the masks: only calls come out, of the tools there are, with arguments that validate."""
     name, special = CASES[case]
     text = model("", *special)
-    reasoning = {"thinking": "think", "harmony, special": "harmony"}.get(case, "none")
-    found = resolved(chat(parallel_tool_calls=case != "llama3"), text, name, reasoning)
+    found = resolved(chat(parallel_tool_calls=case != "llama3"), text, name, REASONING.get(case, "none"))
     assert found.parsing is not None
     assert found.parsing.tool_format == name
     for seed in range(2):
@@ -269,7 +272,7 @@ ANSWER = {
 }
 ANSWERS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
     "schema": ({"json_schema": json.dumps(ANSWER)}, lambda text: jsonschema.validate(json.loads(text), ANSWER)),
-    "regex": ({"regex": r"(yes|no)[/\\n]{2}\/\d"}, lambda text: re.fullmatch(r"(yes|no)[/\\n]{2}/\d", text)),
+    "regex": ({"regex": r"(yes|no)[/\\n]{2}\/[0-9]"}, lambda text: re.fullmatch(r"(yes|no)[/\\n]{2}/[0-9]", text)),
     "choice": ({"choice": pb.ChoiceList(choices=["<tool>", 'a "b"', "{"])}, ["<tool>", 'a "b"', "{"].index),
     "lark": ({"lark": 'start: A "}" // }\nA: /x{1,3}/'}, lambda text: re.fullmatch("x{1,3}}", text)),
 }
@@ -277,15 +280,14 @@ ANSWERS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize(
-    "case", ["hermes", "hermes, special", "llama3", "mistral", "mistral as text", "mistral-args", "thinking"]
+    "case", ["hermes", "hermes, special", "llama3", "mistral", "mistral as text", "mistral-args", "thinking", *OTHERS]
 )
 def test_tools_beside_structured_output_are_calls_or_an_answer(case: str, kind: str) -> None:
     """Tokens drawn blindly: either calls that fit or an answer that does, both are reached, and the parser tells them apart."""
     name, special = CASES[case]
     fields, check = ANSWERS[kind]
     text = model("", *special)
-    reasoning = "think" if case == "thinking" else "none"
-    found = resolved(chat(mode=pb.TOOL_MODE_AUTO, **fields), text, name, reasoning)
+    found = resolved(chat(mode=pb.TOOL_MODE_AUTO, **fields), text, name, REASONING.get(case, "none"))
     assert found.parsing is not None
     assert ChatParsing.from_json(found.parsing.to_json()) == found.parsing
     reached: set[int] = set()
@@ -330,6 +332,20 @@ def test_forced_calls_win_over_structured_output() -> None:
     with pytest.raises(InvalidArgument) as caught:
         resolved(chat(regex="("), model())
     assert [v.field for v in caught.value.violations] == ["structured_output.regex"]
+
+
+def test_types_of_parameters_come_from_the_schemas() -> None:
+    """For formats that write values without them, also where another gateway reads on."""
+    request = chat(mode=pb.TOOL_MODE_AUTO)
+    found = resolved(request, model(), "qwen3-coder").parsing
+    assert found is not None
+    assert found.tool_types["get_weather"] == {"city": ["string"], "days": ["integer"]}
+    assert ChatParsing.from_json(found.to_json()) == found
+    output = "<tool_call><function=get_weather><parameter=city>5</parameter><parameter=days>5</parameter></function></tool_call>"
+    assert parsed(found.parser, list(output)) == [("call", "0:get_weather", '{"city": "5", "days": 5}')]
+    hermes = resolved(request, model(), "hermes").parsing
+    assert hermes is not None
+    assert not hermes.tool_types
 
 
 def test_only_the_named_tool_is_called_and_once() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway_svc.chat.tool_calls.call_parser_base import CallRules
-from gateway_svc.chat.tool_calls.parameter_types import parameter_types
-from gateway_svc.chat.tool_calls.reasoning_formats import REASONING_FORMATS
+from gateway_svc.chat.tool_calls.format_choice import REASONING_FORMATS
+from gateway_svc.chat.tool_calls.parameter_types import json_value, parameter_types
 from gateway_svc.chat.tool_calls.tool_formats import TOOL_FORMATS
 from gateway_svc.text.output_parser import OutputParser, TextSpan
 from tests.support.services.call_writers import TOOLS, WRITERS, Call, random_calls
@@ -128,6 +128,52 @@ def test_calls_that_peers_lose_arrive(case: str) -> None:
         assert values(parsed(maker(name), texts)) == expected(calls, ""), size
 
 
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, ["string"]),
+        ({"type": ["null", "integer"]}, ["integer", "null"]),
+        ({"enum": ["a", 1, None]}, ["integer", "null", "string"]),
+        ({"const": False}, ["boolean"]),
+        ({"anyOf": [{"type": "array"}, {"$ref": "#/$defs/a~1b"}]}, ["array", "object"]),
+        ({"anyOf": [{"type": "array"}, {}]}, None),
+        ({"$ref": "#/properties/x"}, None),
+        ({"$ref": "#/nowhere"}, None),
+        ({"type": 5}, None),
+        (True, None),
+    ],
+)
+def test_types_of_a_schema(schema: Any, types: list[str] | None) -> None:
+    """None where it allows any, or is no schema; a reference may lead back to itself."""
+    root = {"type": "object", "properties": {"x": schema}, "$defs": {"a/b": {"type": "object"}}}
+    assert parameter_types(root).get("x") == types
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "value"),
+    [
+        ("5", ["string"], "5"),
+        ("5", ["integer"], 5),
+        ("five", ["integer"], "five"),
+        ("5", [], 5),
+        ("five", [], "five"),
+        ("null", ["null", "string"], None),
+        ("5", ["null", "string"], "5"),
+        ("5", ["number", "string"], 5),
+        ("True", ["boolean"], True),
+        ("['a', {'b': None}]", ["array"], ["a", {"b": None}]),
+        ("{'a': \"it's\\n\"}", [], {"a": "it's\n"}),
+        ("[1, f(2)]", [], "[1, f(2)]"),
+        ("NaN", ["number"], "NaN"),
+        ("", ["integer"], ""),
+        (" 5\n", ["integer"], 5),
+    ],
+)
+def test_values_get_the_types_of_the_schema(text: str, types: list[str], value: Any) -> None:
+    """JSON or Python of a type that is allowed, else a string."""
+    assert json.loads(json_value(text, types)) == value
+
+
 def test_ids_that_the_model_writes_are_kept() -> None:
     """Kimi's templates need them; the second use of an id gets one of ours."""
     text = WRITERS["kimi-k2"]([("add", {}), ("get_weather", {})], random.Random(0))
@@ -213,7 +259,7 @@ def test_each_format_has_a_template() -> None:
 def test_the_page_names_each_format() -> None:
     """In the order of the settings."""
     page = (Path(__file__).parents[3] / "docs" / "tool-formats.md").read_text()
-    assert re.findall(r"^\| `([\w.-]+)` \|", page, re.MULTILINE) == [*TOOL_FORMATS, *REASONING_FORMATS]
+    assert re.findall(r"^\| `(\w[\w.-]*)` \|", page, re.MULTILINE) == [*TOOL_FORMATS, *REASONING_FORMATS]
 
 
 # --- reasoning before calls ------------------------------------------------------------------------------------------

@@ -153,6 +153,7 @@ def _harmony(calls: Sequence[Call], rng: random.Random) -> str:
     heads = (
         "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
         "<|channel|>commentary to=functions.{}<|message|>",
+        "<|channel|>analysis to=functions.{} code<|message|>",
         " to=functions.{}<|channel|>commentary json<|message|>",
     )
     written = [rng.choice(heads).format(name) + _json(arguments, rng) for name, arguments in calls]
