@@ -58,6 +58,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "PORT_IN_USE",
         "QUANTIZATION_UNSUPPORTED",
         "RANK_SETTINGS",
+        "SCORE_TEMPLATE",
         "TASK_UNSUPPORTED",
         "TENANTS_FILE",
         "TENSOR_PARALLEL",
