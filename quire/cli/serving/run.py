@@ -166,6 +166,7 @@ def _served(options: StackOptions) -> Iterator[LocalStack]:
             with closing(_Reviving(stack)):
                 yield stack
         finally:
+            progress.stopping()
             stack.stop_at_once()
 
 
