@@ -37,7 +37,7 @@ from gateway_svc.lab.app import lab_app
 from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.scoring.scorers import LabelScorer, Scorer, VectorScorer
+from gateway_svc.openai.scoring.scorers import LabelScorer, Scorer, VectorScorer
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
@@ -146,7 +146,7 @@ class _Gateway:
             labels = [label for label in self._settings.score_tokens.split(",") if label]
             return LabelScorer(self._generator, self._catalog, path.read_text(encoding="utf-8"), labels)
         except (OSError, UnicodeDecodeError, QuireError) as error:
-            raise ConfigError(f"--score-template: {path} cannot be used: {error}", reason="BAD_FILE") from None
+            raise ConfigError(f"--score-template: {path} cannot be used: {error}", reason="SCORE_TEMPLATE") from None
 
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter), MalformedRefused()))

@@ -1,6 +1,6 @@
 """ASGI application of the HTTP APIs, and health for load balancers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,15 +16,14 @@ from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.dialect import ANTHROPIC, VERSION_HEADER
-from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond
+from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond, named
 from gateway_svc.http.io import Reply
-from gateway_svc.http.naming import named
+from gateway_svc.http.json_body import json_object
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai import openapi
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.generations import Generations
-from gateway_svc.openai.invocations import Invocations
 from gateway_svc.openai.models import Models
 from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
@@ -34,12 +33,12 @@ from gateway_svc.openai.responses.response_dialect import RESPONSES
 from gateway_svc.openai.responses.routes import Responses
 from gateway_svc.openai.responses.stored_responses import ResponseStore
 from gateway_svc.openai.responses.stored_routes import StoredResponseRoutes
+from gateway_svc.openai.scoring.requests import PAIRS
+from gateway_svc.openai.scoring.routes import ScoringRoutes
+from gateway_svc.openai.scoring.scorers import Scorer
 from gateway_svc.openai.tokenize_routes import TextRoutes
-from gateway_svc.scoring.requests import PAIRS
-from gateway_svc.scoring.routes import ScoringRoutes
-from gateway_svc.scoring.scorers import Scorer
 from gateway_svc.spans import CallSpans
-from svc_common.errors import QuireError
+from svc_common.errors import InvalidArgument, QuireError
 
 
 def http_app(
@@ -65,7 +64,7 @@ def http_app(
     completions = Generations(CompletionRequest, CompletionShape(), generator, catalog)
     chat = Generations(ChatCompletionRequest, ChatShape(), generator, catalog)
     embeddings, scoring = _embeddings(embedder), ScoringRoutes(scorer, generator, embedder, catalog)
-    invocations = Invocations(
+    invocations = _invocations(
         [
             (("messages",), chat.respond),
             (("prompt",), completions.respond),
@@ -86,7 +85,7 @@ def http_app(
         door.route("POST", "/v1/messages/count_tokens", messages.count_tokens, ANTHROPIC),
         door.route("POST", "/v1/embeddings", embeddings),
         *scoring.routes(door),
-        door.route("POST", "/invocations", invocations.respond),
+        door.route("POST", "/invocations", invocations),
         door.route("GET", "/v1/models", _by_version(models.list, cards.list)),
         door.route("GET", "/v1/models/{name:path}", _by_version(models.get, cards.get)),
         door.route("POST", "/tokenize", text.tokenize),
@@ -114,6 +113,22 @@ def _by_version(openai: Respond, anthropic: Respond) -> Respond:
     async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer in the form of the API that the request's headers name."""
         await (anthropic if VERSION_HEADER in http.headers else openai)(http, call, reply)
+
+    return respond
+
+
+def _invocations(handlers: Sequence[tuple[Sequence[str], Respond]]) -> Respond:
+    """SageMaker's route, as in vLLM: the fields of the body say which handler answers."""
+
+    async def respond(http: HttpRequest, call: Call, reply: Reply) -> None:
+        """Answer as the other route does. Raises InvalidArgument for a body of none."""
+        given = {name for name, value in json_object(http.body).items() if value is not None}
+        for fields, handler in handlers:
+            if given.issuperset(fields):
+                await handler(http, call, reply)
+                return
+        known = "; ".join(" and ".join(fields) for fields, _ in handlers)
+        raise InvalidArgument.field("body", f"has the fields of no route; send one of: {known}")
 
     return respond
 

@@ -59,6 +59,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "PREVIOUS_RESPONSE_NOT_FOUND",
         "QUANTIZATION_UNSUPPORTED",
         "RANK_SETTINGS",
+        "SCORE_TEMPLATE",
         "TASK_UNSUPPORTED",
         "TENANTS_FILE",
         "TENSOR_PARALLEL",

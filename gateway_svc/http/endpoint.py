@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -17,12 +17,14 @@ from gateway_svc.http.dialect import OPENAI, Dialect
 from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.io import Reply, check_is_json, read_away, read_body
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.request_ids import accept_request_id
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread
 from svc_common.errors import InvalidArgument, QuireError
 from svc_common.net import rpc
-from svc_common.observability import telemetry
+from svc_common.observability import log_context, telemetry
 from svc_common.observability import trace_names as names
+from svc_common.observability.log_context import LogContext
 
 _SAYING_S = 1.0
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -141,6 +143,17 @@ async def _say(reply: Reply, error: QuireError) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SAYING_S):
             await reply.error(error)
+
+
+def named(call: Call, request_id: str | None, reply: Reply) -> Call:
+    """`call` under the id in a body (vLLM's `request_id`), unless a header names it. Raises InvalidArgument for a malformed id."""
+    if not request_id or call.is_named:
+        return call
+    call = replace(call, request_id=accept_request_id(request_id, "request_id"), is_named=True)
+    reply.headers["x-request-id"] = call.request_id
+    spans.set_request_id(call.span, call.request_id)
+    log_context.enter(LogContext.of(request_id=call.request_id, tenant=call.caller.tenant, span=call.span))
+    return call
 
 
 def remaining_s(headers: Mapping[str, str]) -> float | None:

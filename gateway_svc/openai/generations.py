@@ -9,9 +9,8 @@ from gateway_svc.calls import Call
 from gateway_svc.generating.generation import Event, Generation
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.http.endpoint import HttpRequest
+from gateway_svc.http.endpoint import HttpRequest, named
 from gateway_svc.http.io import Reply
-from gateway_svc.http.naming import named
 from gateway_svc.openai.answers.answer import HttpAnswer
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.answers.outputs import Prompt

@@ -13,8 +13,8 @@ from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.responses.response_request import ResponseRequest
+from gateway_svc.openai.scoring.requests import LabelsRequest, PoolingRequest, RerankRequest, ScoreRequest
 from gateway_svc.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
-from gateway_svc.scoring.requests import LabelsRequest, PoolingRequest, RerankRequest, ScoreRequest
 from svc_common.version import VERSION
 
 _DESCRIPTION = "OpenAI's API (docs/openai.md) and Anthropic's Messages API (docs/messages.md)."

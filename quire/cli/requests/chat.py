@@ -85,15 +85,15 @@ def chat(
     session = Session(system or "", model, settings)
     options = ChatOptions(tools=_tools(tools))
     with Client(o.host_and_port(target, "--target"), credentials=credentials) as client:
-        answers = Answers(client, session, options)
+        answers = ChatAnswers(client, session, options)
         if text is not None:
             answers.ask({"role": "user", "content": text})
         else:
             converse(session, answers, _admin_of(admin, credentials), history=history)
 
 
-class Answers:
-    """Answers turns through the service. `completes`: each turn is a prompt to complete, for a model without chat template."""
+class ChatAnswers:
+    """ChatAnswers turns through the service. `completes`: each turn is a prompt to complete, for a model without chat template."""
 
     def __init__(
         self, client: Client, session: Session, options: ChatOptions = _NO_TOOLS, *, completes: bool = False
@@ -126,7 +126,7 @@ def _admin_of(address: str, credentials: Credentials) -> Callable[[], AdminClien
     return functools.partial(AdminClient, o.host_and_port(address, "--admin"), credentials=credentials)
 
 
-def converse(session: Session, answers: Answers, admin: Callable[[], AdminClient], *, history: bool) -> None:
+def converse(session: Session, answers: ChatAnswers, admin: Callable[[], AdminClient], *, history: bool) -> None:
     """Read turns from standard input and answer them, until its end or /quit. `admin`: for /why."""
     commands = Commands(session, answers.try_asking, admin)
     keyboard = Keyboard(history=state_folder() / HISTORY_FILE if history else None, words=commands.words)

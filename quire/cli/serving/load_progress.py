@@ -12,7 +12,7 @@ from svc_common.observability.log_format import JsonFormatter, LogFormat
 _ERROR = "error: "
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
 _LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link")
-"""They warn that services cannot reach each other, which is as it should be until all have started."""
+"""They warn that services cannot reach each other, which is as it should be until all have started, and when they stop."""
 
 
 class LoadProgress:
@@ -36,7 +36,7 @@ class LoadProgress:
         )
         self._task = self._bar.add_task("starting the services", total=1.0)
         self._stage = ""  # up to its colon
-        self._is_starting = True
+        self._links_are_down = True
 
     def __enter__(self) -> Self:
         if self._is_terminal:
@@ -49,11 +49,11 @@ class LoadProgress:
     def line(self, service: str, line: str) -> None:
         """Show a line that a service wrote, above the bar where there is one.
 
-        Left out: its error, which comes as the command's own, and while the services start, that one cannot reach another.
+        Left out: its error, which comes as the command's own, and while the services start or stop, that one cannot reach another.
         """
         is_unconnected = "WARNING" in line and any(logger in line for logger in _LINKS)
         is_left_out = self._quiet and not any(level in line for level in _LEVELS)
-        if line.startswith(_ERROR) or (self._is_starting and is_unconnected) or is_left_out:
+        if line.startswith(_ERROR) or (self._links_are_down and is_unconnected) or is_left_out:
             return
         self._write(service, f"{service}: {line}", line)
 
@@ -79,6 +79,10 @@ class LoadProgress:
 
     def finish(self) -> None:
         """Remove the bar, when the services are up or have failed. Idempotent."""
-        self._is_starting = False
+        self._links_are_down = False
         if self._is_terminal:
             self._bar.stop()
+
+    def stopping(self) -> None:
+        """Note that the services are being stopped."""
+        self._links_are_down = True

@@ -24,7 +24,7 @@ from quire.cli.options import model as m
 from quire.cli.options import sampling as s
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import as_arguments, options_of
-from quire.cli.requests.chat import Answers, converse
+from quire.cli.requests.chat import ChatAnswers, converse
 from quire.cli.serving.load_progress import LoadProgress
 from quire.client.sync_client import Client
 from quire.conversation.session import Session
@@ -166,6 +166,7 @@ def _served(options: StackOptions) -> Iterator[LocalStack]:
             with closing(_Reviving(stack)):
                 yield stack
         finally:
+            progress.stopping()
             stack.stop_at_once()
 
 
@@ -212,7 +213,7 @@ def _talk(stack: LocalStack, session: Session, prompt: str | None, *, history: b
         can_chat = client.models()[0].chat
         if not can_chat:
             _say("the model has no chat template: each prompt is completed, and none before it is seen")
-        answers = Answers(client, session, completes=not can_chat)
+        answers = ChatAnswers(client, session, completes=not can_chat)
         if prompt is not None:
             answers.ask({"role": "user", "content": prompt})
             return

@@ -9,10 +9,9 @@ from gateway_svc.calls import Call
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator, wait_for_model
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
-from gateway_svc.http.endpoint import Doorman, HttpRequest
+from gateway_svc.http.endpoint import Doorman, HttpRequest, named
 from gateway_svc.http.io import Reply
-from gateway_svc.http.naming import named
-from gateway_svc.scoring.requests import (
+from gateway_svc.openai.scoring.requests import (
     LabelsRequest,
     PoolingRequest,
     RerankRequest,
@@ -20,7 +19,7 @@ from gateway_svc.scoring.requests import (
     scores_answer,
     usage,
 )
-from gateway_svc.scoring.scorers import LabelProbabilities, Scorer, tokens_of
+from gateway_svc.openai.scoring.scorers import LabelProbabilities, Scorer, tokens_of
 from svc_common.clock import NS_PER_S, wall_ns
 from svc_common.errors import InvalidArgument
 

@@ -17,7 +17,7 @@ from gateway_svc.generating.generator import Generator, off_loop_if_long, wait_f
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.openai.embeddings import POOLINGS
 from gateway_svc.openai.generations import merged
-from gateway_svc.scoring.requests import ScoringFields
+from gateway_svc.openai.scoring.requests import ScoringFields
 from gateway_svc.text.chat_template import ChatTemplate
 from gateway_svc.text.text_model import TextModel
 from protos.inference.v1 import inference_pb2 as pb
