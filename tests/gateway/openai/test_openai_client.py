@@ -179,7 +179,8 @@ PATHS = [
     ("GET", "/v1/chat/completions", 405),
     ("DELETE", "/v1/models", 405),
     ("OPTIONS", "/v1/models", 405),
-    ("POST", "/v1/responses", 404),
+    ("POST", "/v1/messages", 404),
+    ("POST", "/v1/responses", 400),
     ("GET", "/v1/responses/resp_1", 404),
     ("POST", "/v1/completions", 400),
 ]
@@ -202,7 +203,7 @@ async def test_every_answer_has_an_id_and_the_right_shape() -> None:
                 elif status >= 400:
                     error = answer.json()["error"]
                     assert error["message"] and error["code"] and error["type"]
-        assert "/v1/chat/completions" in (await http.post("/v1/responses")).json()["error"]["message"]
+        assert "/v1/chat/completions" in (await http.post("/v1/messages")).json()["error"]["message"]
         assert "GET" in (await http.options("/v1/models")).headers["allow"]
 
 
@@ -211,7 +212,9 @@ async def test_all_but_health_is_taken_in_first() -> None:
     """A caller is looked at before anything is told: an id of no use is refused by every route that goes through the intake."""
     async with pair() as (_, _, running), httpx.AsyncClient(base_url=f"http://{running.http}") as http:
         routes = [("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("POST", "/tokenize"), ("POST", "/detokenize")]
-        routes += [("POST", f"/v1/{name}") for name in ("completions", "chat/completions", "embeddings")]
+        routes += [("POST", f"/v1/{name}") for name in ("completions", "chat/completions", "embeddings", "responses")]
+        routes += [("GET", "/v1/responses/a"), ("DELETE", "/v1/responses/a"), ("GET", "/v1/responses/a/input_items")]
+        routes.append(("POST", "/v1/responses/a/cancel"))
         for method, path in routes:
             answer = await http.request(method, path, headers={"x-request-id": "no good"})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-request-id")
@@ -278,7 +281,8 @@ async def test_the_description_is_true() -> None:
         for path, operations in document["paths"].items():
             for method in operations:
                 answer = await http.request(method, path.replace("{name}", "tiny"))
-                assert answer.status_code not in (404, 405, 500), (method, path)
+                assert answer.status_code not in (405, 500), (method, path)
+                assert '"code":"unknown_path"' not in answer.text, (method, path)
         schemas = document["components"]["schemas"]
         text = str(document)
         for reference in set(part.split("'")[0] for part in text.split("#/components/schemas/")[1:]):

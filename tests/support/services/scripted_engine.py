@@ -134,7 +134,7 @@ class Attachment:
 
 
 class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
-    """EngineService. `attachments`: streams as gateways open them. `welcome`: sent first on each."""
+    """EngineService. `attachments`: streams as gateways open them. `welcome`: sent first on each. It keeps no values."""
 
     def __init__(self) -> None:
         self.attachments: asyncio.Queue[Attachment] = asyncio.Queue()
@@ -172,6 +172,15 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
     async def GetModelBundle(self, request, context):
         for start in range(0, len(self.bundle), 50_000):
             yield engine_pb2.GetModelBundleResponse(chunk=self.bundle[start : start + 50_000])
+
+    async def PutValue(self, request, context):
+        return engine_pb2.PutValueResponse(kept=False)
+
+    async def GetValue(self, request, context):
+        return engine_pb2.GetValueResponse()
+
+    async def DeleteValue(self, request, context):
+        return engine_pb2.DeleteValueResponse(deleted=False)
 
 
 @contextlib.asynccontextmanager
