@@ -356,6 +356,7 @@ def check_damaged(name: str, rng: random.Random) -> None:
 _FIELDS = re.compile(
     r'"(?:type|id|tool_call_id)"\s*:\s*"[^"]*"|string="\w*"|(?:<\|start\|>|<\|channel\|>).*?<\|message\|>', re.DOTALL
 )
+_ESCAPE = re.compile(r"\\+u([0-9a-f]{4})")
 _NAMES = (*TOOLS, "tool_name", "name", "arguments", "parameters")
 
 
@@ -373,11 +374,17 @@ def check_conserved(spans: Sequence[TextSpan], text: str, markers: frozenset[str
 
 def _lost(own: str, shown: str, markers: frozenset[str]) -> str:
     """Letters of characters that are neither markup nor shown in their place."""
-    own = _FIELDS.sub("", own).replace("None", "null")
+    own = _FIELDS.sub("", own)
     for word in (*sorted(markers, key=len, reverse=True), *(() if shown else _NAMES)):
         own = own.replace(word, " ")
-    letters = iter(shown.lower())
-    return "".join(char for char in own.lower() if char.isalpha() and char not in letters)
+    letters = iter(_letters(shown))
+    return "".join(char for char in _letters(own) if char not in letters)
+
+
+def _letters(text: str) -> str:
+    """Letters without regard to how Python and JSON write words and escape characters."""
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text).lower().replace("none", "null")
+    return "".join(filter(str.isalpha, plain))
 
 
 def _without_cut_marker(own: str, markers: frozenset[str]) -> str:
