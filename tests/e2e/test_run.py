@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.stack.up_process import ROOT, TIMEOUT_S, is_running, run_quire
 
 pytestmark = pytest.mark.processes
 GREEDY = ("--temperature", "0", "--max-tokens", "6")
-READY = re.compile(r"ready after [\d.]+ s; the OpenAI API is at http://127\.0\.0\.1:\d+/v1")
+READY = re.compile(r"ready after [\d.]+ s; the OpenAI API is at (http://127\.0\.0\.1:\d+/v1)")
 
 
 def children_of(pid: int) -> list[int]:
@@ -39,8 +40,10 @@ def test_the_context_fits_the_memory() -> None:
     seen = []
     for line in process.stderr:
         seen.append(line)
-        if READY.search(line):
+        if found := READY.search(line):
             break
+    [model] = httpx.get(f"{found[1]}/models", timeout=60).json()["data"]
+    assert model["max_model_len"] == 256
     children = children_of(process.pid)
     process.terminate()
     process.communicate(timeout=TIMEOUT_S)
