@@ -21,6 +21,8 @@ PROTO_FILES = protos/*/v1/*.proto
 PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
 # Compiles the CPU kernels for wheels (deploy/kernels.py); 100 MB that nothing else needs.
 ZIG := .venv/.ziglang
+# Builds the documentation site (mkdocs.yml); 60 MB that nothing else needs.
+SITE_TOOLS := .venv/.site
 COMPOSE ?= docker compose
 # Node is optional: without it buf and the tests of Node clients are skipped, except where NEED_NODE or CI says true.
 NODE_TOOLS := .venv/node/tools/.installed
@@ -72,6 +74,10 @@ $(ZIG): $(INSTALLED)
 	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt ziglang
 	@touch $@
 
+$(SITE_TOOLS): $(INSTALLED)
+	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	@touch $@
+
 # Packages of $(1) as pinned there. No Node or no registry: says so and leaves nothing, so that it is tried again.
 define install-node-packages
 	@rm -rf $(@D); mkdir -p $(@D); cp $(1)/package*.json $(@D); \
@@ -110,7 +116,7 @@ test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 8 to 
 	@$(VENV_PYTHON) -m tests.shares test $(ARGS)
 
 .PHONY: test-long
-test-long: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## the heavy versions
+test-long: setup $(SITE_TOOLS) $(NODE_TOOLS) $(NODE_EXAMPLE) ## the heavy versions
 	@$(VENV_PYTHON) -m tests.shares long $(ARGS)
 
 .PHONY: test-families
@@ -175,6 +181,14 @@ release-protos: $(NODE_TOOLS) ## at a release: what is public now may not be bro
 .PHONY: requirements
 requirements: setup ## docs/requirements.md, from the numbers that tests name
 	$(VENV_PYTHON) -m tests.requirements --write
+
+.PHONY: site
+site: $(SITE_TOOLS) ## build/site: the documentation as web pages, from docs/ and the code (SITE_URL=https://...: where it will be)
+	PYTHONPATH=.:kernels $(VENV_PYTHON) -m deploy.site $(ARGS)
+
+.PHONY: site-serve
+site-serve: $(SITE_TOOLS) ## build it and show it at http://127.0.0.1:8080 (ARGS="--port 0": any free port)
+	PYTHONPATH=.:kernels $(VENV_PYTHON) -m deploy.site --serve $(ARGS)
 
 .PHONY: bench
 bench: setup ## start-up, scheduler core, memory, simulated run, load on models/tiny; results in benchmarks/results

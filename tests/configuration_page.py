@@ -4,16 +4,15 @@ Options, kinds, defaults and explanations are those that `--help` shows; the var
 """
 
 import argparse
-import enum
 import importlib
-import re
 import sys
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from deploy.site.options import option_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -58,40 +57,6 @@ here; nothing is read from files but what an option names. `quire up` passes its
 gateway and scheduler both have to both. The keys of `--set` are on the page of [policies](policies.md); what a single request can
 say is in [`inference.proto`](../protos/inference/v1/inference.proto) and in [generating](generating.md).
 """
-_KINDS: Mapping[Any, str] = {int: "whole number", float: "number", Path: "path", str: "text"}
-_MARKUP = re.compile(r"\[/?(bold|dim|italic)\]")
-
-
-def _cell(text: str) -> str:
-    """Fits into a table: one line, no markup of the terminal, no bars."""
-    return " ".join(_MARKUP.sub("", text).replace("|", "\\|").split())
-
-
-def _names(option: Any) -> str:
-    return ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-
-
-def _kind(option: Any) -> str:
-    """What may be written: words, numbers between bounds, or another kind; from the annotation of the command's parameter."""
-    wanted = option.type_descriptor.annotation
-    parts = [part for part in typing.get_args(wanted) if part is not type(None)] or [wanted]
-    if option.is_flag:
-        return "switch"
-    if isinstance(parts[0], type) and issubclass(parts[0], enum.Enum):
-        return " \\| ".join(str(member.value) for member in parts[0])
-    bounds = ["" if bound is None else f"{bound:g}" for bound in (option.min, option.max)]
-    span = f" {bounds[0]}..{bounds[1]}" if any(bounds) else ""
-    repeated = ", may be repeated" if option.multiple else ""
-    return f"{_KINDS.get(parts[0], 'text')}{span}{repeated}"
-
-
-def _default(option: Any) -> str:
-    value = option.default
-    if value is None or value in ((), [], ""):
-        return ""
-    if option.is_flag and option.secondary_opts:
-        return "on" if value else "off"
-    return "" if value is False else f"`{getattr(value, 'value', value)}`"
 
 
 def _panels(module: str) -> dict[str, list[Any]]:
@@ -108,10 +73,7 @@ def _section(name: str, module: str) -> Iterator[str]:
     yield f"## {name}\n"
     for panel, options in _panels(module).items():
         yield f"### {panel}\n"
-        yield "| option | kind | default | meaning |\n|---|---|---|---|"
-        for option in options:
-            yield f"| {_names(option)} | {_kind(option)} | {_default(option)} | {_cell(option.help or '')} |"
-        yield ""
+        yield from option_table(options)
 
 
 def page() -> str:

@@ -36,11 +36,13 @@ def make_targets() -> set[str]:
 
 
 def commands(path: Path) -> list[list[str]]:
-    """Shell commands of a document, without environment settings in front and without .venv/bin/."""
+    """Shell commands of a document, without environment settings in front and without .venv/bin/; each of a pipe or list."""
     found = []
-    for words in shell_lines(path.read_text(encoding="utf-8")):
-        first, *rest = itertools.dropwhile(lambda word: re.fullmatch(r"[A-Z_]+=\S*", word), words)
-        found.append([first.removeprefix(".venv/bin/"), *rest])
+    for line in shell_lines(path.read_text(encoding="utf-8")):
+        for is_operator, part in itertools.groupby(line, lambda word: word in {"|", ">", "&", "&&"}):
+            words = list(itertools.dropwhile(lambda word: re.fullmatch(r"[A-Z_]+=\S*", word), part))
+            if words and not is_operator:
+                found.append([words[0].removeprefix(".venv/bin/"), *words[1:]])
     return found
 
 

@@ -179,7 +179,6 @@ PATHS = [
     ("GET", "/v1/chat/completions", 405),
     ("DELETE", "/v1/models", 405),
     ("OPTIONS", "/v1/models", 405),
-    ("POST", "/v1/messages", 404),
     ("POST", "/v1/responses", 400),
     ("GET", "/v1/responses/resp_1", 404),
     ("POST", "/v1/completions", 400),
@@ -203,7 +202,7 @@ async def test_every_answer_has_an_id_and_the_right_shape() -> None:
                 elif status >= 400:
                     error = answer.json()["error"]
                     assert error["message"] and error["code"] and error["type"]
-        assert "/v1/chat/completions" in (await http.post("/v1/messages")).json()["error"]["message"]
+        assert "--enable-tokenizer-info-endpoint" in (await http.get("/tokenizer_info")).json()["error"]["message"]
         assert "GET" in (await http.options("/v1/models")).headers["allow"]
 
 

@@ -52,9 +52,9 @@ def wait_gone(pids: Sequence[int], timeout_s: float = 15.0) -> list[int]:
 
 
 class UpProcess:
-    """One `quire up`; context manager that never leaves anything behind."""
+    """One `quire up`; context manager that never leaves anything behind, killed after `limit_s`."""
 
-    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None, limit_s: float = TIMEOUT_S) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "quire", "up", *FREE_PORTS, *arguments],
             cwd=ROOT,
@@ -67,7 +67,7 @@ class UpProcess:
         self.errors: list[str] = []
         self._err_reader = threading.Thread(target=self._read_errors, daemon=True)
         self._err_reader.start()
-        self._watchdog = threading.Timer(TIMEOUT_S, self.process.kill)
+        self._watchdog = threading.Timer(limit_s, self.process.kill)
         self._watchdog.start()
 
     def __enter__(self) -> "UpProcess":
