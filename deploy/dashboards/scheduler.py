@@ -112,6 +112,21 @@ SCHEDULER = Dashboard(
             queries=(rate("quire_failed_steps_total", "reason"),),
         ),
         Panel(
+            title="Stored responses",
+            text="Bytes of the stored responses of /v1/responses; limited by --max-stored-bytes.",
+            unit="bytes",
+            queries=(Query("sum(quire_scheduler_stored_bytes)", "stored"),),
+        ),
+        Panel(
+            title="Responses, stored and dropped",
+            text="Number of stored responses, and those dropped per second, by cause: displaced ones made room for others.",
+            unit="short",
+            queries=(
+                Query("sum(quire_scheduler_stored_responses)", "stored"),
+                rate("quire_scheduler_dropped_responses_total", "cause"),
+            ),
+        ),
+        Panel(
             title="Dropped spans",
             text="Spans per second that did not reach the collector, by service.",
             unit="suffix: /s",
