@@ -11,7 +11,7 @@ from svc_common.observability.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
-_LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link")
+_LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link", "scheduler_svc.workers.lane")
 """They warn that services cannot reach each other, which is as it should be until all have started, and when they stop."""
 
 

@@ -13,6 +13,8 @@ _DOCUMENT = re.compile(r"(?<![\w{}*<>/:.-])((?:\.{0,2}/)?[\w./-]*[\w-]\.md)\b")
 _ELSEWHERE = re.compile(r"\b(seeds-spec(?!\.md)|house\.md|prose\.md|[Ii]ssues? \d{1,2}(?!\d))")
 _REQUIREMENT = re.compile(r"\bR\d{1,2}\b")
 _OWN_WORDS = ("tests/repo/figures/", "tests/repo/test_figures.py")
+# They name pages that the site's build makes, which checks its links itself.
+_OF_THE_SITE = ("deploy/site/", "mkdocs.yml", "tests/repo/test_site.py")
 
 
 def _places(sources: Sources, names: list[str], pattern: re.Pattern[str]) -> Iterator[str]:
@@ -37,7 +39,7 @@ def dead_pointers(sources: Sources) -> list[str]:
     """Names of documents that are not in the repository, numbers of issues, and links that do not resolve: "path:line: pointer"."""
     names = [name for name in sources.texts() if not name.startswith(_OWN_WORDS)]
     documents = {f"/{name}" for name in sources.names if name.endswith(".md")}
-    naming = [name for name in names if ".md" in sources.text(name)]
+    naming = [name for name in names if ".md" in sources.text(name) and not name.startswith(_OF_THE_SITE)]
     named = (place for place in _places(sources, naming, _DOCUMENT) if not _is_there(place, documents))
     links = (place for place in _places(sources, _markdown(names), _LINK) if not _resolves(sources, place))
     return sorted({*named, *links, *_places(sources, names, _ELSEWHERE)})
