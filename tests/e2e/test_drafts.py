@@ -83,7 +83,8 @@ def run_with_cancelled(model: Path, num_drafts: int, *drafts: str) -> tuple[list
         return found, len(steps(stack.admin_address))
 
 
-@pytest.mark.parametrize("proposer", ["model", pytest.param("mtp", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("proposer", ["model", "mtp"])
 def test_drafts_of_models(proposer: str, tmp_path: Path) -> None:
     """Three processes, greedy and drawn, with cancelled requests and preemption. The model itself proposes well."""
     model = default_model() if proposer == "model" else make_mtp_checkpoint("deepseek_v3", tmp_path / "model")

@@ -60,6 +60,7 @@ def test_a_rank_is_idle(ranks: Supervised, model: Path, rank: int, record_proper
     record_property("size", f"{model.name}, rank {1 - rank} of two idle for {NUM_STEPS} steps, tokens of generate")
 
 
+@pytest.mark.long
 def test_a_killed_rank_loses_no_token(
     ranks: Supervised, model: Path, rank_killer: Killer, record_property: Record
 ) -> None:

@@ -75,6 +75,7 @@ def test_each_rank_at_each_moment(stages: Supervised, killer: Killer, record_pro
     record_property("size", f"{sizes(stages)}: {kill_each(stages, killer, kills)}")
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_its_group(stages: Supervised) -> None:
     """A stopped last rank is noticed within a step; the group is restarted, and the stream goes on."""
     before, options = len(stages.deaths), stages.stack.options

@@ -31,13 +31,14 @@ def prompt_launch(*, fits: bool) -> Launch:
     return launch if fits else replace(launch, options={**launch.options, "num_warps": 1})
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", [gpu if gpu == "sm_90" else pytest.param(gpu, marks=pytest.mark.long) for gpu in GPUS])
 def test_what_does_not_fit_into_registers_is_seen(gpu):
     """On GPUs of both makers."""
     taken = resources(prompt_launch(fits=False), GPUS[gpu])
     assert taken.spilled_bytes > 0
 
 
+@pytest.mark.long
 def test_the_exit_status_tells_whether_a_kernel_spills(monkeypatch):
     """With a line of JSON for each kernel."""
     for fits in (True, False):

@@ -115,7 +115,8 @@ def test_tokens_are_the_same(
     record_property("size", f"{accepted} draft tokens accepted, {rejected} rejected, {len(preempted)} preemptions")
 
 
-@pytest.mark.parametrize("policy", [SWAP, pytest.param(VLLM, marks=_LONG)], ids=["swap", "vllm-v1-async"])
+@pytest.mark.parametrize("policy", [SWAP, VLLM], ids=["swap", "vllm-v1-async"])
+@pytest.mark.long
 def test_an_mtp_head(policy: tuple[str, dict[str, Any]], folder: Path) -> None:
     """Qwen3-Next with a gated delta net and a random head: hidden states are kept beside those of sequences."""
     model = folder / "qwen3-next-mtp"
@@ -127,6 +128,7 @@ def test_an_mtp_head(policy: tuple[str, dict[str, Any]], folder: Path) -> None:
     assert verified(steps)[1] > 200 and any(step["preempted"] for step in steps)
 
 
+@pytest.mark.long
 def test_a_draft_model_with_attention(folder: Path) -> None:
     """Of another class; its keys and values are in the same blocks, beside the states of the model."""
     model = checkpoint(folder, "lfm2")

@@ -70,8 +70,9 @@ def test_only_what_is_read_is_counted(name, tmp_path):
     assert 4 * num_read <= sizes.loaded_bytes < 4 * num_read + 4096  # that of buffers is in the plan
 
 
-@pytest.mark.parametrize("ranks", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
-@pytest.mark.parametrize("name", ["mistral3", pytest.param("gemma3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("name", ["mistral3", "gemma3"])
+@pytest.mark.long
 def test_ranks_and_stages(name, ranks, tmp_path):
     """In stages, and by ranks that divide heads, tokens are those of `generate`."""
     path, (tensor, stages) = make_wrapped(name, tmp_path / "m"), ranks

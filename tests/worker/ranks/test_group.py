@@ -105,7 +105,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("mixtral", marks=pytest.mark.long)])
 def test_a_follower_fed_another_map_is_detected(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block id of a row differs: no token of the step is returned, and the group ends."""
     with running(make_checkpoint(family, tmp_path / family)) as group:
@@ -188,6 +188,7 @@ def test_without_shared_memory_torch_sums(llama: Path) -> None:
         check(driver, llama, {"a": prompts()[3]})
 
 
+@pytest.mark.long
 def test_key_value_heads_are_replicated_over_more_ranks(llama: Path) -> None:
     """Four ranks of a model with two key-value heads and four query heads; integers as weights."""
     with running(llama, 4) as group:
