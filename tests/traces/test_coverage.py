@@ -132,7 +132,9 @@ def test_requests_before_the_model_is_loaded(otlp: OtlpReceiver, monkeypatch: py
         [trace] = _check(otlp, [ask.__name__])
         assert set(_reasons(trace)) <= {"NO_MODEL", "SCHEDULER_AWAY"} and "NO_MODEL" in _reasons(trace)
         waits = trace.named("gateway.queue")
-        assert sum(span.duration_s for span in waits) > 0.5  # of the load of 1 s, beside the start of which requests arrive
+        assert (
+            sum(span.duration_s for span in waits) > 0.5
+        )  # of the load of 1 s, beside the start of which requests arrive
         assert all(event.attributes["quire.why"] for span in waits for event in span.events)
 
 
