@@ -9,23 +9,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway_svc import openapi
 from gateway_svc.anthropic.routes import MessageRoutes, ModelCards
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
-from gateway_svc.http.dialect import ANTHROPIC, VERSION_HEADER
+from gateway_svc.http.dialect import VERSION_HEADER
 from gateway_svc.http.endpoint import Doorman, HttpRequest, Respond, named
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import json_object
+from gateway_svc.http.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.metrics import GatewayMetrics
-from gateway_svc.openai import openapi
 from gateway_svc.openai.answers.shapes import ChatShape, CompletionShape
 from gateway_svc.openai.embeddings import EmbeddingRequest
 from gateway_svc.openai.generations import Generations
 from gateway_svc.openai.models import Models
-from gateway_svc.openai.public_routes import RequestIds, http_error, known_error, public_routes
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import CompletionRequest
 from gateway_svc.openai.responses.background import BackgroundResponses, Cancel
@@ -81,8 +81,8 @@ def http_app(
         door.route("POST", "/v1/chat/completions", chat.respond),
         door.route("POST", "/v1/responses", responses.create, RESPONSES),
         *stored.routes(door),
-        door.route("POST", "/v1/messages", messages.create, ANTHROPIC),
-        door.route("POST", "/v1/messages/count_tokens", messages.count_tokens, ANTHROPIC),
+        door.route("POST", "/v1/messages", messages.create),
+        door.route("POST", "/v1/messages/count_tokens", messages.count_tokens),
         door.route("POST", "/v1/embeddings", embeddings),
         *scoring.routes(door),
         door.route("POST", "/invocations", invocations),

@@ -15,9 +15,6 @@ class Dialect(Protocol):
 
     end_mark: bytes
 
-    def status(self, error: QuireError) -> int:
-        """HTTP status of an error."""
-
     def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """Body of a response that is an error. `request_id`: empty = the request has none yet."""
 
@@ -32,10 +29,6 @@ class OpenAIDialect:
     """Chat completions and completions: unnamed events, and a mark at the end."""
 
     end_mark = b"data: [DONE]\n\n"
-
-    def status(self, error: QuireError) -> int:
-        """HTTP status of an error, as listed in docs/errors.md."""
-        return errors.http_status(error)
 
     def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """OpenAI's error object, which has no request id."""
@@ -54,10 +47,6 @@ class AnthropicDialect:
     """Messages: events named by their type, the last of which ends the stream."""
 
     end_mark = b""
-
-    def status(self, error: QuireError) -> int:
-        """HTTP status of an error, as listed in docs/errors.md."""
-        return errors.http_status(error)
 
     def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """Anthropic's error object."""
@@ -82,5 +71,5 @@ def speaks_anthropic(path: str, headers: Mapping[str, str]) -> bool:
 
 
 def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
-    """Dialect of an error that no route answers: a missing key, an unknown path."""
+    """Dialect of a request: Anthropic's where it speaks that, else OpenAI's."""
     return ANTHROPIC if speaks_anthropic(path, headers) else OPENAI

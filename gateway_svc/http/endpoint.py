@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake, ClientGone
-from gateway_svc.http.dialect import OPENAI, Dialect
+from gateway_svc.http.dialect import Dialect, dialect_of
 from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.io import Reply, check_is_json, read_away, read_body
 from gateway_svc.metrics import GatewayMetrics
@@ -58,11 +58,11 @@ class Doorman:
         self._metrics = metrics
 
     def route(
-        self, method: str, path: str, respond: Respond, dialect: Dialect = OPENAI, *, has_body: bool | None = None
+        self, method: str, path: str, respond: Respond, dialect: Dialect | None = None, *, has_body: bool | None = None
     ) -> Route:
-        """Make a route; `respond(request, call, reply)` answers in `dialect`, or raises a QuireError.
+        """Make a route; `respond(request, call, reply)` answers, or raises a QuireError.
 
-        `has_body`: requests must be sent as JSON; default: for POST.
+        `dialect`: default: that of each request (`dialect_of`). `has_body`: requests must be sent as JSON; default: for POST.
         """
         is_json = method == "POST" if has_body is None else has_body
         endpoint = _Endpoint(method, path, respond, dialect, self._intake, self._spans, self._metrics, is_json=is_json)
@@ -77,7 +77,7 @@ class _Endpoint:
         method: str,
         route: str,
         respond: Respond,
-        dialect: Dialect,
+        dialect: Dialect | None,
         intake: CallIntake,
         call_spans: CallSpans,
         metrics: GatewayMetrics,
@@ -95,7 +95,8 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or report the error; on a disconnect the whole request ends at once."""
-        headers, reply = Headers(scope=scope), Reply(send, self._dialect)
+        headers = Headers(scope=scope)
+        reply = Reply(send, self._dialect or dialect_of(scope["path"], headers))
         span = self._spans.server(f"{self._method} {self._route}", headers, self._attributes(scope))
         ended_by: Exception | None = None
         is_taken_in = False

@@ -11,7 +11,7 @@ from starlette.types import Receive, Send
 
 from gateway_svc.calls import ClientGone
 from gateway_svc.http.dialect import OPENAI, Dialect
-from gateway_svc.http.errors import BodyTooLarge, error_headers
+from gateway_svc.http.errors import BodyTooLarge, error_headers, http_status
 from svc_common.clipping import clip
 from svc_common.clock import monotonic_ns
 from svc_common.errors import FieldViolation, InvalidArgument, QuireError
@@ -124,7 +124,7 @@ class Reply:
             await self._end()
         else:
             self.headers |= error_headers(error)
-            await self.json(self._dialect.error_body(error, request_id), status=self._dialect.status(error))
+            await self.json(self._dialect.error_body(error, request_id), status=http_status(error))
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self._started, self.status = True, status

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway_svc.calls import ClientGone
 from gateway_svc.http.disconnects import until_disconnect
 from gateway_svc.http.errors import error_body
+from gateway_svc.http.public_routes import http_error, known_error
 from gateway_svc.lab.source import LabSnapshot, LabSource, Step
-from gateway_svc.openai.public_routes import http_error, known_error
 from svc_common.errors import InvalidArgument, QuireError, ResourceExhausted
 
 _MAX_DIGITS = 15

@@ -1,6 +1,6 @@
 """Parser for gpt-oss's harmony format: messages in channels for reasoning, calls, and the answer.
 
-Own instead of the library `openai-harmony`, which downloads its vocabulary and reads tokens rather than text.
+Own instead of the library `openai-harmony`, which downloads its vocabulary when it is first used, and so needs a network.
 """
 
 import re

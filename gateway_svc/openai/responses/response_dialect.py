@@ -22,10 +22,6 @@ class ResponseDialect:
 
     end_mark = b""
 
-    def status(self, error: QuireError) -> int:
-        """HTTP status of an error, as listed in docs/errors.md."""
-        return errors.http_status(error)
-
     def error_body(self, error: QuireError, request_id: str) -> Mapping[str, Any]:
         """OpenAI's error object, with the names of this API's fields."""
         inner = errors.error_body(error)["error"]

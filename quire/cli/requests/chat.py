@@ -93,7 +93,7 @@ def chat(
 
 
 class ChatAnswers:
-    """ChatAnswers turns through the service. `completes`: each turn is a prompt to complete, for a model without chat template."""
+    """Answers turns through the service. `completes`: each turn is a prompt to complete, for a model without chat template."""
 
     def __init__(
         self, client: Client, session: Session, options: ChatOptions = _NO_TOOLS, *, completes: bool = False

@@ -11,8 +11,10 @@ from svc_common.observability.log_format import JsonFormatter, LogFormat
 
 _ERROR = "error: "
 _LEVELS = ("WARNING", "ERROR", "CRITICAL")
-_LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link", "scheduler_svc.workers.lane")
+_LINKS = ("gateway_svc.engine.scheduler_link", "scheduler_svc.workers.link")
 """They warn that services cannot reach each other, which is as it should be until all have started, and when they stop."""
+_LANES = ("scheduler_svc.workers.lane",)
+"""They warn that a worker is lost, which is as it should be when it stops."""
 
 
 class LoadProgress:
@@ -36,7 +38,7 @@ class LoadProgress:
         )
         self._task = self._bar.add_task("starting the services", total=1.0)
         self._stage = ""  # up to its colon
-        self._links_are_down = True
+        self._expected: tuple[str, ...] = _LINKS  # loggers of which warnings are left out
 
     def __enter__(self) -> Self:
         if self._is_terminal:
@@ -51,9 +53,9 @@ class LoadProgress:
 
         Left out: its error, which comes as the command's own, and while the services start or stop, that one cannot reach another.
         """
-        is_unconnected = "WARNING" in line and any(logger in line for logger in _LINKS)
+        is_expected = "WARNING" in line and any(logger in line for logger in self._expected)
         is_left_out = self._quiet and not any(level in line for level in _LEVELS)
-        if line.startswith(_ERROR) or (self._links_are_down and is_unconnected) or is_left_out:
+        if line.startswith(_ERROR) or is_expected or is_left_out:
             return
         self._write(service, f"{service}: {line}", line)
 
@@ -79,10 +81,10 @@ class LoadProgress:
 
     def finish(self) -> None:
         """Remove the bar, when the services are up or have failed. Idempotent."""
-        self._links_are_down = False
+        self._expected = ()
         if self._is_terminal:
             self._bar.stop()
 
     def stopping(self) -> None:
         """Note that the services are being stopped."""
-        self._links_are_down = True
+        self._expected = (*_LINKS, *_LANES)

@@ -204,6 +204,9 @@ async def test_routing_and_models_in_anthropics_form() -> None:
             assert answer.headers["request-id"] == answer.headers["x-request-id"] == answer.json()["request_id"]
         assert (await http.get("/nothing", headers=VERSION)).json()["type"] == "error"
         assert "type" not in (await http.get("/nothing")).json()
+        missing = (await http.get("/v1/models/none", headers=VERSION)).json()
+        assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
+        assert "type" not in (await http.get("/v1/models/none")).json()
         listed = (await http.get("/v1/models?limit=20", headers=VERSION)).json()
         assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("tiny", "tiny", False)
         (card,) = listed["data"]

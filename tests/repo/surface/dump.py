@@ -174,7 +174,7 @@ def literals() -> Iterator[str]:
 
 def openapi(loaded: dict[str, ModuleType]) -> Iterator[str]:
     """Routes and fields of OpenAI's API, as its document describes them."""
-    document = loaded["gateway_svc.openai.openapi"].document()
+    document = loaded["gateway_svc.openapi"].document()
     for path, methods in document["paths"].items():
         yield from (f"route {method.upper()} {path}" for method in methods)
     for name, schema in document["components"]["schemas"].items():
