@@ -91,7 +91,7 @@ def test_tokens_are_those_of_the_modules(name, family, settings, takes_small, tm
     )
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_workspace_is_counted(fuse, takes_small, tmp_path):
     """R9: whether it is allocated before the profile step (by the trial of a fused decoder) or in it."""
     path = make_checkpoint("llama", tmp_path / "llama")

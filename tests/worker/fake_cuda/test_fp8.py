@@ -73,6 +73,7 @@ def test_weights_stay_as_they_are_stored(family: str, stored: Stored, tmp_path: 
     assert model.weight_bytes == pytest.approx(model_sizes(path, **kept).weight_bytes, rel=0.06)
 
 
+@pytest.mark.long
 @KINDS
 def test_tokens_are_those_of_the_values_meant(family: str, stored: Stored, tmp_path: Path) -> None:
     """R18: those of transformers with these values."""
@@ -94,7 +95,7 @@ def test_experts_are_dequantized(tmp_path: Path) -> None:
     assert tokens(engine) == [greedy(oracle, prompt, LENGTH).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("kept", ["int8", "fp8"])
+@pytest.mark.parametrize("kept", [pytest.param("int8", marks=pytest.mark.long), "fp8"])
 def test_caches_of_numbers_with_scales(kept: str, shallow: Path) -> None:
     """R18: tokens of recorded steps are those that the reference makes over the same kind of cache, in fewer bytes."""
     engine, plain = started(shallow, kv_cache_dtype=kept), started(shallow, kv_cache_dtype=kept, backend="reference")
