@@ -8,14 +8,11 @@ import pytest
 from benchmarks.drafts.__main__ import measure
 
 
-@pytest.mark.parametrize(
-    ("batches", "requests"), [(120, 3), pytest.param(500, 12, marks=pytest.mark.long)], ids=["short", "long"]
-)
+@pytest.mark.long
 @pytest.mark.timeout(300)
-def test_drafts_of_models_save_steps(
-    batches: int, requests: int, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_drafts_of_models_save_steps(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """At least 30 % of the steps, by a draft model and by an MTP head. `measure` compares the tokens with those without drafts."""
+    batches, requests = 500, 12
     found = measure(tmp_path, batches=batches, num_drafts=3, requests=requests, temperature=0.7)
     for name in ("model", "mtp"):
         assert found[name]["saved"] >= 0.3

@@ -59,6 +59,7 @@ def test_prompts_are_found_nearly_as_often_as_in_one_big_cache(record_property: 
     record_property("size", f"cached prompt tokens by placement: {len(rows)} runs of four workers")
 
 
+@pytest.mark.long
 def test_figures_have_all_rows() -> None:
     """Each policy with each number of workers, each workload with each way of placing; a picture of them."""
     assert len(latencies(20, 1, ("vllm-v1",))) == len(NUM_WORKERS)

@@ -44,6 +44,7 @@ def ranks(model: Path, rank_killer: Killer) -> Iterator[Supervised]:
         yield running
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_generate(ranks: Supervised, model: Path, record_property: Record) -> None:
     """Two ranks, 12 requests at once in few blocks: chunks, preemption, swaps, prefix hits."""
     record_property("size", f"{model.name}, {equal_to_generate(ranks.stack.grpc_address, model, mixed_jobs(12, 510))}")

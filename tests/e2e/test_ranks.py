@@ -50,6 +50,7 @@ def test_each_rank_at_each_moment(ranks: Supervised, rank_killer: Killer, record
     record_property("size", kill_each(ranks, rank_killer, EACH_RANK))
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_its_group(ranks: Supervised) -> None:
     """A stopped rank is noticed within a step; the group is restarted, and the stream goes on."""
     before = len(ranks.deaths)

@@ -60,6 +60,7 @@ def test_tokens_are_those_of_generate(stages: Supervised, record_property: Recor
     record_property("size", f"{sizes(stages)}, {equal_to_generate(stages.stack.grpc_address, default_model(), JOBS)}")
 
 
+@pytest.mark.long
 def test_a_killed_rank_loses_no_token(stages: Supervised, killer: Killer, record_property: Record) -> None:
     """R3: a rank of either stage is killed within a step; its group is restarted as a whole."""
     record_property("size", f"{sizes(stages)}: {kill_each(stages, killer, SAMPLE)}")
@@ -93,6 +94,7 @@ def test_a_rank_that_hangs_ends_its_group(stages: Supervised) -> None:
     assert any(f"the group of {num_ranks} ranks has ended" in death for death in stages.deaths[before:]), stages.deaths
 
 
+@pytest.mark.long
 def test_batches_of_different_rows_are_in_flight(record_property: Record) -> None:
     """Chitu's scheduler groups: while one stage computes a batch, the other computes another one; the same tokens."""
     policy = ("infer.pp_size=2", "infer.max_reqs=8")

@@ -60,11 +60,13 @@ def test_many_kills_of_workers_with_states(
     record_property("size", kill_workers(killable_states, state_killer, state_model, WHOLE, seed=2))
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(20, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_kills_of_schedulers_with_states_lose_no_token(
-    count: int, killable_states: Supervised, state_model: Path, record_property: Record
+    killable_states: Supervised, state_model: Path, record_property: Record
 ) -> None:
     """R25: kill -9 of the scheduler: the next one knows no states, and computes them again."""
+    count = 20
     size = survive(killable_states, state_model, scheduler_kills.kills(killable_states, count, seed=count))
     record_property("size", f"kills of a scheduler: {count}, {size}")
 

@@ -58,6 +58,7 @@ WHOLE = [
 """Every preset that drives worker groups, in few blocks. Slots of `chitu-skew` are numbered through all workers (below)."""
 
 
+@pytest.mark.long
 def test_mixed_requests_on_several_workers(tmp_path: Path, record_property: Record) -> None:
     """R21, R25: one preset, three processes; its recording is replayed to the last decision (R201)."""
     record_property("size", compare(SAMPLE, SAMPLE_COUNT, tmp_path))
@@ -187,6 +188,7 @@ def simulated() -> Any:
         yield running
 
 
+@pytest.mark.long
 def test_the_commands_know_the_workers(simulated: Supervised) -> None:
     """`quire workers`, `quire drain --worker`, steps, blocks and reasons have the worker's number."""
     admin = simulated.stack.admin_address

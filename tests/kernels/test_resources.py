@@ -31,7 +31,8 @@ def prompt_launch(*, fits: bool) -> Launch:
     return launch if fits else replace(launch, options={**launch.options, "num_warps": 1})
 
 
-@pytest.mark.parametrize("gpu", [gpu if gpu == "sm_90" else pytest.param(gpu, marks=pytest.mark.long) for gpu in GPUS])
+@pytest.mark.long
+@pytest.mark.parametrize("gpu", GPUS)
 def test_what_does_not_fit_into_registers_is_seen(gpu):
     """On GPUs of both makers."""
     taken = resources(prompt_launch(fits=False), GPUS[gpu])

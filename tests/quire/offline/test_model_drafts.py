@@ -115,7 +115,7 @@ def test_windowed_layers_of_the_model(folder: Path, llama: Path) -> None:
     assert accepted(steps)[1] > 200
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("family", [pytest.param("deepseek_v3", marks=pytest.mark.long), "glm4_moe"])
 @pytest.mark.parametrize("policy", [SWAP, pytest.param(VLLM, marks=pytest.mark.long)], ids=["swap", "vllm-v1-async"])
 def test_tokens_are_the_same_with_an_mtp_head(family: str, policy: tuple[str, dict[str, Any]], folder: Path) -> None:
     """A random head, in chunks, with preemption and prefix hits; greedy and drawn."""

@@ -132,6 +132,7 @@ def _behaving(model_type: str) -> Trial:
     return Trial(model_type, "class", EQUAL)
 
 
+@pytest.mark.long
 def test_processes_that_crash_or_hang():
     """They are faults of their classes, and the others go on."""
     found = {one.model_type: one for one, _ in run(["llama", "mamba", "opt"], at_once=1, limit_s=5.0, work=_behaving)}

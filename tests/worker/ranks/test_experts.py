@@ -89,6 +89,7 @@ def test_ranks_are_idle_by_turns(group: RunningGroup, checkpoint: Path) -> None:
         generated.greedy(model, prompt, lengths[name]).check(driver.tokens[name], driver.logprobs[name])
 
 
+@pytest.mark.long
 def test_ranks_that_round_otherwise_are_refused(checkpoint: Path) -> None:
     """Each rank computes the router, so near ties must be decided alike; both values are named."""
     settings = settings_of(checkpoint, num_threads=1)

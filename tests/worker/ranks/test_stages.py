@@ -25,8 +25,9 @@ from worker_svc.model.checkpoint import load_model, model_class, open_checkpoint
 from worker_svc.model.row_model import RowModel
 from worker_svc.model.stages.division import part_of, staged
 
-CASES = [("llama", 1, 2, 2), ("qwen3", 1, 2, 4)]
+CASES = [("llama", 1, 2, 2)]
 LONG_CASES = [
+    ("qwen3", 1, 2, 4),
     ("llama", 2, 2, 2),
     ("qwen3", 2, 2, 4),
     ("llama", 1, 3, 7),
@@ -167,6 +168,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("tensor", "peer"), [(1, 1), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(2, 3, marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_a_stage_fed_another_map_is_detected(
     llama: Path, monkeypatch: pytest.MonkeyPatch, tensor: int, peer: int
 ) -> None:
@@ -198,7 +200,7 @@ def test_a_stage_with_other_rows_is_detected(llama: Path, monkeypatch: pytest.Mo
         assert "bytes of hidden states for pass" in ended(group.followers[0])
 
 
-@pytest.mark.parametrize("is_in_a_step", [False, True], ids=["idle", "in a step"])
+@pytest.mark.parametrize("is_in_a_step", [pytest.param(False, marks=pytest.mark.long), True], ids=["idle", "in a step"])
 def test_a_dead_stage_is_seen_at_once(llama: Path, is_in_a_step: bool) -> None:
     """Rank 0 is told without a step, and while it waits for tokens."""
     with running(llama, 1, pipeline_parallel=2, rank_timeout_s=60) as group:
