@@ -28,7 +28,7 @@ class MemoryQuestion:
     `memory_bytes`: of the GPU, or free on the machine. `free_bytes`: of the GPU, None = nothing else uses
     it. `cache_bytes` None = the worker's default: on a GPU, `utilization` of its memory less weights and
     largest step. `workspace_bytes`: of an attention library. `cache_groups`: whether windowed layers have
-    block tables of their own. `draft_block_bytes`: of a draft model's layers in a block. `shortens`: the context, to what the
+    block tables of their own. `draft_block_bytes`: in a block, of what proposes drafts. `shortens`: the context, to what the
     blocks hold.
     """
 

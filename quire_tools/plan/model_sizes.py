@@ -133,7 +133,7 @@ def model_sizes(
     longest = checkpoint.choose_max_model_len(found, max_model_len)
     if latent_cache:
         latent.absorb(model)
-    calls, states = _probed(model, config, longest)
+    calls, states = probed(model, config, longest)
     shapes = architecture.check_calls(
         model,
         config,
@@ -242,7 +242,7 @@ def _file_bytes(files: tuple[Path, ...]) -> int | None:
     return sum(os.stat(file).st_size - stored_weights.header_of(file)[1] for file in files)
 
 
-def _probed(
+def probed(
     model: Any, config: Any, max_model_len: int
 ) -> tuple[list[attention.LayerCall], tuple[tuple[StateShape, ...], ...]]:
     """Attention calls, and the states of modules that have some, by the worker's own probe.

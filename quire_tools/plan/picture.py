@@ -86,7 +86,7 @@ def _blocks(plan: MemoryPlan) -> Text:
     if sizes.cache_scale_bytes:
         head = f"({head} + {sizes.cache_scale_bytes} for a scale)"
     if drafts := plan.question.draft_block_bytes:
-        head += f" + {size_text(drafts // plan.question.block_size)} of the draft model"
+        head += f" + {size_text(drafts // plan.question.block_size)} of the drafts"
     return Text(
         f"a token takes {size_text(plan.token_bytes)}: {sizes.num_layers} layers x 2 x {sizes.num_kv_heads} heads x "
         f"{head} ({sizes.cache_dtype}); a block of {plan.question.block_size} "

@@ -12,6 +12,7 @@ from paged_kernels.attention_limits import workspace_of
 from paged_kernels.quantized import FLOAT8
 from quire.sizes import GIB
 from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
+from quire_tools.plan.head_sizes import head_bytes
 from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_json, plan_picture
 from worker_svc.device.choice import choose_device
@@ -46,6 +47,13 @@ def answered(wanted: Wanted) -> MemoryPlan:
         drafts = _sizes(settings.draft_model, settings, sizes.max_model_len, on_cuda=where.on_cuda)
         draft_block_bytes = drafts.block_bytes(drafts.num_layers, settings.block_size)
         sizes = sizes.with_weights_of(drafts)
+    elif settings.proposer == "mtp":
+        head, draft_block_bytes = head_bytes(
+            wanted.folder, sizes, block_size=settings.block_size, latent_cache=settings.latent_cache
+        )
+        sizes = dataclasses.replace(
+            sizes, loaded_bytes=sizes.loaded_bytes + head, weight_bytes=sizes.weight_bytes + head
+        )
     question = MemoryQuestion(
         on_cuda=where.on_cuda,
         memory_bytes=where.memory_bytes,

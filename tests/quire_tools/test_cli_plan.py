@@ -3,7 +3,9 @@
 import io
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ from quire_tools.plan.fits import MemoryPlan, MemoryQuestion, make_plan
 from quire_tools.plan.model_sizes import ModelSizes, Rounding, model_sizes
 from quire_tools.plan.picture import plan_picture
 from quire_tools.plan.request import Wanted, answered
+from svc_common.errors import ConfigError
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.mtp_checkpoints import make_mtp_checkpoint, make_qwen3_next
 from tests.support.state_shapes import STATE_SHAPES, StateFigures
 from tests.worker.families.tiny_checkpoints import state_checkpoint
 from worker_svc.executor.model_engine import ModelEngine
@@ -73,6 +77,27 @@ def test_a_draft_model_is_planned(tmp_path: Path) -> None:
     assert of_plan(plan) == of_worker(default_model(), draft_model=draft)
     alone = answered(replace(wanted, worker={"device": "cpu"}))
     assert plan.block_bytes > alone.block_bytes and plan.sizes.weight_bytes > alone.sizes.weight_bytes
+
+
+@pytest.mark.parametrize(
+    "make", [partial(make_mtp_checkpoint, "deepseek_v3"), partial(make_mtp_checkpoint, "glm4_moe"), make_qwen3_next]
+)
+def test_an_mtp_head_is_planned(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Its weights, its layer and the hidden states in each block are counted as a worker counts them."""
+    path = make(tmp_path / "model")
+    wanted = Wanted(folder=path, name="", memory=8 * GIB, worker={"device": "cpu", "drafts": "mtp"})
+    plan, alone = answered(wanted), answered(replace(wanted, worker={"device": "cpu"}))
+    (weights, *planned), (without, *_) = of_plan(plan), of_plan(alone)
+    (loaded, *blocks), (loaded_without, *_) = of_worker(path, drafts="mtp"), of_worker(path)
+    assert planned == blocks and plan.block_bytes > alone.block_bytes
+    assert weights - without == loaded - loaded_without > 0
+
+
+def test_no_head_is_planned(tmp_path: Path) -> None:
+    """The error is that of a worker."""
+    wanted = Wanted(folder=default_model(), name="", memory=8 * GIB, worker={"device": "cpu", "drafts": "mtp"})
+    with pytest.raises(ConfigError, match="has no MTP head that is known"):
+        answered(wanted)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2_moe", "jamba"])

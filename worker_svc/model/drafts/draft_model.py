@@ -195,5 +195,13 @@ def _head(settings: WorkerSettings, loaded: LoadedModel, device: Device) -> Draf
     layers = pool_layers(shapes, {call.layer: call.window for call in calls}, loaded.cache_dtype)
     model.divide_cache(shapes, layers, one_group(list(layers.windows)))
     _check_window("mtp", architecture.sliding_window(calls), loaded)
-    states = PoolShape(states_shape(settings.block_size, model.hidden_size), 1, loaded.dtype)
-    return DraftModel(model, (PoolShape(layers.shape, 1, loaded.cache_dtype), states), weight_bytes, states_input)
+    pools = head_pools(layers.shape, model.hidden_size, loaded.dtype, loaded.cache_dtype)
+    return DraftModel(model, pools, weight_bytes, states_input)
+
+
+def head_pools(
+    shape: CacheShape, hidden_size: int, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> tuple[PoolShape, PoolShape]:
+    """Of an MTP head whose layer has this cache shape: its keys and values, and the hidden states that it reads."""
+    states = states_shape(shape.block_size, hidden_size)
+    return PoolShape(shape, 1, cache_dtype), PoolShape(states, 1, dtype)

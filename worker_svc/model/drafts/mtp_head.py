@@ -8,7 +8,7 @@ last hidden state, both normalised; embedding and output head are the model's ow
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import torch
@@ -93,15 +93,7 @@ def load_head(
     if the checkpoint has no head that is known, or it lacks weights.
     """
     config, tensors = found.text_config, _tensors(found, dtype)
-    layout = layout_of(tensors, config.num_hidden_layers)
-    if layout is None or found.text_config is not found.config:
-        raise ConfigError(
-            f"--drafts mtp: {found.path} has no MTP head that is known (as of DeepSeek-V3, GLM-4.5, MiMo-V2-Flash, Qwen3-Next); "
-            "use --draft-model, or --drafts ngram",
-            reason="DRAFTS_UNSUPPORTED",
-        )
-    layer = layout.layer_weights(tensors, config.num_hidden_layers)
-    one = _one_layer(config, layout, has_experts=any(".experts." in name for name in layer.values()))
+    layout, layer, one = described_head(found, tensors)
     reader = _HeadWeights(tensors, layer, config.hidden_size)
     alone = Checkpoint(found.path, one, found.weight_files, reader)
     cls = checkpoint.model_class(found)
@@ -112,11 +104,25 @@ def load_head(
     return model, one, joined
 
 
-def _one_layer(config: PreTrainedConfig, layout: MtpNames, *, has_experts: bool) -> PreTrainedConfig:
+def described_head(found: Checkpoint, names: Collection[str]) -> tuple[MtpNames, Mapping[str, str], PreTrainedConfig]:
+    """Layout of the head of a checkpoint with tensors of these names; names of its layer's weights; its configuration.
+
+    Raises ConfigError if the checkpoint has no head that is known.
+    """
+    config = found.text_config
+    layout = layout_of(names, config.num_hidden_layers)
+    if layout is None or config is not found.config:
+        raise ConfigError(
+            f"--drafts mtp: {found.path} has no MTP head that is known (as of DeepSeek-V3, GLM-4.5, MiMo-V2-Flash, Qwen3-Next); "
+            "use --draft-model, or --drafts ngram",
+            reason="DRAFTS_UNSUPPORTED",
+        )
+    layer = layout.layer_weights(names, config.num_hidden_layers)
     one = copy.deepcopy(config)
+    has_experts = any(".experts." in name for name in layer.values())
     for name, value in one_layer_settings(config.to_dict(), layout, has_experts=has_experts).items():
         setattr(one, name, value)
-    return one
+    return layout, layer, one
 
 
 def _input(
