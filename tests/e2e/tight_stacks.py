@@ -36,7 +36,7 @@ def tight(path: Path) -> tuple[str, ...]:
 def cases() -> dict[str, Case]:
     """The requests of `kill_requests` with prompts of ids. The vocabulary has one byte per token, so a schema needs more tokens."""
     draw, found = Random(4), kill_requests.cases()
-    found["schema"] = replace(found["schema"], params=replace(found["schema"].params, max_tokens=160))
+    found["schema"] = replace(found["schema"], params=replace(found["schema"].params, max_tokens=320))
     return {
         name: replace(case, prompt=[draw.randrange(256) for _ in range(_LENGTHS[name])]) for name, case in found.items()
     }
