@@ -1,6 +1,8 @@
 """Tuning of the cyclic garbage collector for a process of ours; called by its command, not by its parts."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNG_OBJECTS = 20_000
 """Container allocations minus deallocations that trigger a young collection.
@@ -17,11 +19,30 @@ def collect_rarely() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Collect nothing while modules are imported, and exclude all present objects from collection afterwards.
+
+    Nearly all objects of an import stay, so collections in between cost up to a tenth of its time for nothing.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        exclude()
+        gc.enable()
+
+
+def exclude() -> None:
+    """Exclude all present objects from collection without a look for garbage among them, of which a start leaves hardly any."""
+    gc.freeze()
+
+
 def settle() -> None:
-    """Exclude all present objects, including all modules, from collection, and collect new ones rarely."""
+    """Collect, exclude all remaining objects from collection, and collect new ones rarely."""
     collect_rarely()
     gc.collect()
-    gc.freeze()
+    exclude()
 
 
 def unsettle() -> None:

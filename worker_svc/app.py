@@ -18,6 +18,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from svc_common import garbage
 from svc_common.net import rpc
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import SCHEDULER, WORKER
@@ -85,7 +86,8 @@ async def serve(
 
 def _model_engine(settings: WorkerSettings) -> Engine:
     # Imported here because it takes seconds and needs torch. Runs on the engine thread.
-    from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
+    with garbage.importing():
+        from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
 
     return ModelEngine(settings)
 
@@ -95,11 +97,12 @@ async def _serve_rank(
 ) -> None:
     """Run this rank of a group: rank 0 is a worker with the group as its engine, the others follow it."""
     # Imported here because they take seconds and need torch.
-    from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
-    from worker_svc.ranks.follower import serve_follower  # noqa: PLC0415
-    from worker_svc.ranks.group_engine import GroupEngine  # noqa: PLC0415
-    from worker_svc.ranks.joining import Meeting  # noqa: PLC0415
-    from worker_svc.ranks.member import GroupRanks  # noqa: PLC0415
+    with garbage.importing():
+        from worker_svc.executor.model_engine import ModelEngine  # noqa: PLC0415
+        from worker_svc.ranks.follower import serve_follower  # noqa: PLC0415
+        from worker_svc.ranks.group_engine import GroupEngine  # noqa: PLC0415
+        from worker_svc.ranks.joining import Meeting  # noqa: PLC0415
+        from worker_svc.ranks.member import GroupRanks  # noqa: PLC0415
 
     def make(ranks: GroupRanks) -> ModelEngine:
         return ModelEngine(settings, ranks=ranks)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,10 +23,12 @@ from quire.local_stack import ports
 from quire.local_stack.processes import LineSink, ServiceProcess, ignore_line
 from quire.local_stack.restarts import Restarts
 from quire.local_stack.stack_options import StackOptions
-from quire.local_stack.worker_watch import WorkerWatch
 from quire.operators.admin import AdminClient
 from svc_common.errors import ConfigError, DeadlineExceeded, QuireError, Unavailable
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
+
+if TYPE_CHECKING:
+    from quire.local_stack.worker_watch import WorkerWatch
 
 POLL_S = 0.02
 STOP_GRACE_S = 10.0
@@ -136,19 +138,28 @@ class LocalStack:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start the services and return when the gateway is SERVING.
-
-        Raises ConfigError or Unavailable if one ends before, DeadlineExceeded after the start timeout; all
-        services are stopped then.
-        """
+    def launch(self) -> None:
+        """Start the processes without waiting for them, as `start` does first. Raises ConfigError for options that cannot work."""
         extras.require("starting the services", *extras.services(simulated=self.options.simulated))
         self.options.check()
-        deadline = time.monotonic() + self._start_timeout_s
         try:
             self._ports = self._reserved.enter_context(ports.reserved(self.options.host, self.options.wanted_ports))
             for name in self.options.commands(self._ports):
                 self._start(name)
+        except BaseException:
+            self._stop(at_once=True)
+            raise
+
+    def start(self) -> None:
+        """Start the services unless `launch` has, and return when the gateway is SERVING.
+
+        Raises ConfigError or Unavailable if one ends before, DeadlineExceeded after the start timeout; all
+        services are stopped then.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        if not self._services:
+            self.launch()
+        try:
             self._watch_workers()
             self._wait_announced(deadline)
             self._wait_serving(deadline)
@@ -163,6 +174,9 @@ class LocalStack:
 
     def _watch_workers(self) -> None:
         """Watch all workers; report only the first one's progress, since all load the same model at the same time."""
+        # Imported here because it needs the policies; see StackOptions.choice.
+        from quire.local_stack.worker_watch import WorkerWatch  # noqa: PLC0415
+
         choice = self.options.choice
         for number, address in enumerate(self.worker_addresses):
             on_progress = self._on_progress if number == 0 else lambda stage, fraction: None

@@ -8,17 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.built_in_model import default_model
 from quire.local_stack.certificate_folder import CertificateFolder
 from quire.local_stack.restarts import RestartRules
-from quire.scheduling import scheduler_settings
 from quire.settings import option_name
-from scheduler_svc.policy.assembly import policy_of
-from scheduler_svc.policy.choice import PolicyChoice
 from svc_common.errors import ConfigError
 from svc_common.net.tls_settings import GATEWAY, SCHEDULER, WORKER
 from svc_common.observability.log_format import LogFormat
+
+if TYPE_CHECKING:
+    from scheduler_svc.policy.choice import PolicyChoice
 
 _SCHEDULING = {
     "--policy": "policy",
@@ -154,8 +155,12 @@ class StackOptions:
         return [part for option, size in sizes.items() if size > 1 for part in (option, str(size))]
 
     @property
-    def choice(self) -> PolicyChoice:
+    def choice(self) -> "PolicyChoice":
         """The policy and its limits, as the scheduler will read them. Raises ConfigError for what cannot work."""
+        # Imported here because the policies take a third of a second, in which the services start already.
+        from quire.scheduling import scheduler_settings  # noqa: PLC0415
+        from scheduler_svc.policy.assembly import policy_of  # noqa: PLC0415
+
         arguments = [*self._policy_args, *self.scheduler_args]
         given = {
             name: int(value) if value.isdecimal() else value

@@ -1,6 +1,5 @@
 """`quire run`: one command from a model's name to its answer: plan, download, serve on this machine, chat, stop."""
 
-import functools
 import json
 import math
 import signal
@@ -24,14 +23,11 @@ from quire.cli.options import model as m
 from quire.cli.options import sampling as s
 from quire.cli.options.gathering import gathers
 from quire.cli.options.settings import as_arguments, options_of
-from quire.cli.requests.chat import ChatAnswers, converse
 from quire.cli.serving.load_progress import LoadProgress
-from quire.client.sync_client import Client
 from quire.conversation.session import Session
 from quire.hub import ModelFolder, checkpoint_folder, is_hub_name
 from quire.local_stack.stack import LocalStack
 from quire.local_stack.stack_options import StackOptions
-from quire.operators.admin import AdminClient
 from quire.sizes import size_text
 from svc_common.errors import ConfigError, QuireError
 from svc_common.observability.log_format import LogFormat
@@ -112,8 +108,16 @@ def run(
     options = StackOptions(
         model=found.path, http_port=http_port, grpc_port=grpc_port, worker_args=as_arguments(worker, option_of)
     )
-    with _terminated_by_signal(), _served(options) as stack:
-        _talk(stack, session, prompt, history=history)
+    begun_s = time.monotonic()
+    progress = LoadProgress(LogFormat.TEXT, quiet=True)
+    with _terminated_by_signal(), progress, _launched(options, progress) as stack:
+        from quire.cli.serving.talk import talk  # noqa: PLC0415  (here, because the services start meanwhile)
+
+        stack.start()
+        progress.finish()
+        _say(f"ready after {time.monotonic() - begun_s:.1f} s; the OpenAI API is at {stack.http_url}/v1")
+        with closing(_Reviving(stack)):
+            talk(stack, session, prompt, history=history)
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
@@ -148,26 +152,21 @@ def _check_fits(model: str, revision: str, worker: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _served(options: StackOptions) -> Iterator[LocalStack]:
-    """The stack, ready, and revived while the context lasts."""
-    begun_s = time.monotonic()
-    with LoadProgress(LogFormat.TEXT, quiet=True) as progress:
-        stack = LocalStack(
-            options,
-            start_timeout_s=math.inf,
-            on_line=progress.line,
-            on_progress=progress.show,
-            on_restart=progress.restart,
-        )
-        stack.start()
-        try:
-            progress.finish()
-            _say(f"ready after {time.monotonic() - begun_s:.1f} s; the OpenAI API is at {stack.http_url}/v1")
-            with closing(_Reviving(stack)):
-                yield stack
-        finally:
-            progress.stopping()
-            stack.stop_at_once()
+def _launched(options: StackOptions, progress: LoadProgress) -> Iterator[LocalStack]:
+    """The stack, of which the processes have been started; stopped at the end."""
+    stack = LocalStack(
+        options,
+        start_timeout_s=math.inf,
+        on_line=progress.line,
+        on_progress=progress.show,
+        on_restart=progress.restart,
+    )
+    try:
+        stack.launch()
+        yield stack
+    finally:
+        progress.stopping()
+        stack.stop_at_once()
 
 
 class _Reviving:
@@ -203,24 +202,6 @@ def _terminated_by_signal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-# --- the conversation ------------------------------------------------------------------------------------------------
-
-
-def _talk(stack: LocalStack, session: Session, prompt: str | None, *, history: bool) -> None:
-    with Client(stack.grpc_address, credentials=stack.credentials) as client:
-        can_chat = client.models()[0].chat
-        if not can_chat:
-            _say("the model has no chat template: each prompt is completed, and none before it is seen")
-        answers = ChatAnswers(client, session, completes=not can_chat)
-        if prompt is not None:
-            answers.ask({"role": "user", "content": prompt})
-            return
-        if sys.stdin.isatty():
-            _say("/help lists commands; Ctrl-D or /exit ends")
-        admin = functools.partial(AdminClient, stack.admin_address, credentials=stack.credentials)
-        converse(session, answers, admin, history=history)
 
 
 def _say(line: str) -> None:

@@ -34,7 +34,7 @@ def announce(name: str, address: str, **others: str) -> None:
     ]
     sys.stdout.write(" ".join(words) + "\n")
     sys.stdout.flush()
-    garbage.settle()
+    garbage.exclude()
 
 
 def run(

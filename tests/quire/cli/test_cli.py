@@ -53,6 +53,12 @@ def test_help_lists_every_command_and_imports_none_of_them() -> None:
     }
 
 
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_what_the_services_do_not_wait_for_is_not_imported_before_they_start(command: str) -> None:
+    """The policies and numpy, which only the check of a loaded worker needs, would delay the first token."""
+    assert not _imported_by((command, "--help")) & {"block_manager", "numpy"}
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *(f"serve {name}" for name in SERVICES)])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     """Help teaches: each shows the command in use."""
