@@ -26,4 +26,6 @@ def make_sdist(built: Path, folder: Path, made: datetime) -> Path:
 
 def _normalised(member: tarfile.TarInfo, made: datetime) -> tarfile.TarInfo:
     mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-    return member.replace(mtime=int(made.timestamp()), mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
+    entry = member.replace(mtime=int(made.timestamp()), mode=mode, uid=0, gid=0, uname="", gname="", deep=False)
+    entry.pax_headers = {}  # they would override: setuptools has fractions of seconds there
+    return entry

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-SUMS, NOTES = "SHA256SUMS", "NOTES.md"
+SUMS, NOTES = "SHA256SUMS", "NOTES.txt"
 _UNRELEASED = "Unreleased"
 
 

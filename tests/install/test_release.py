@@ -97,13 +97,13 @@ def test_sbom_is_another_for_other_contents() -> None:
 
 
 def sdist(folder: Path, *, names: list[str], mtime: int, umask: int) -> Path:
-    """As setuptools leaves it: with the builder's times, owner and umask."""
+    """As setuptools leaves it: with the builder's times, to fractions of a second, owner and umask."""
     folder.mkdir()
     path = folder / "quire-0.1.0.tar.gz"
     with tarfile.open(path, "w:gz") as packed:
         for name in names:
             entry = tarfile.TarInfo(f"quire-0.1.0/{name}")
-            entry.size, entry.mtime, entry.uid, entry.uname = len(name), mtime, mtime % 1000, f"user{mtime}"
+            entry.size, entry.mtime, entry.uid, entry.uname = len(name), mtime + 0.25, mtime % 1000, f"user{mtime}"
             entry.mode = (0o777 if name.startswith("run") else 0o666) & ~umask
             packed.addfile(entry, io.BytesIO(name.encode()))
     return path
