@@ -139,6 +139,10 @@ test-compose: setup ## docker-compose.yml in a real engine, with images made wit
 test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
 	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)
 
+.PHONY: test-upgrade
+test-upgrade: wheel ## services of the last release replaced by that wheel's, one by one, under resumable streams (ARGS="--from TAG")
+	$(VENV_PYTHON) -m tests.install.upgrade dist/quire-*_$(shell uname -m).whl $(ARGS)
+
 .PHONY: test-arm
 test-arm: $(RELEASE_TOOLS) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
 	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)
