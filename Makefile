@@ -19,8 +19,8 @@ PROTOC := .venv/protoc/.installed
 PROTO_FILES = protos/*/v1/*.proto
 # Generated code is made by the oldest toolchain that we support (docs/decisions/0002).
 PROTOC_TOOLCHAIN := grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
-# Compiles the CPU kernels for wheels (deploy/kernels.py); 100 MB that nothing else needs.
-ZIG := .venv/.ziglang
+# Builds packages, and compiles the CPU kernels for them (deploy/kernels.py); 100 MB that nothing else needs.
+RELEASE_TOOLS := .venv/.release
 # Builds the documentation site (mkdocs.yml); 60 MB that nothing else needs.
 SITE_TOOLS := .venv/.site
 COMPOSE ?= docker compose
@@ -70,8 +70,8 @@ $(PROTOC): $(INSTALLED)
 	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) --no-warn-conflicts --upgrade --target .venv/protoc $(PROTOC_TOOLCHAIN)
 	@touch $@
 
-$(ZIG): $(INSTALLED)
-	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt ziglang
+$(RELEASE_TOOLS): $(INSTALLED)
+	$(VENV_PYTHON) -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[release]'
 	@touch $@
 
 $(SITE_TOOLS): $(INSTALLED)
@@ -96,12 +96,16 @@ $(NODE_EXAMPLE): examples/node/package.json examples/node/package-lock.json | .v
 MACHINES ?= $(shell uname -m)
 
 .PHONY: wheel
-wheel: $(ZIG) ## dist/: an installable wheel with the CPU kernels for this machine (MACHINES="x86_64 aarch64": for these)
-	PYTHONPATH=kernels $(VENV_PYTHON) -m deploy.wheel --pip-flags "$(PIP_FLAGS)" $(MACHINES)
+wheel: $(RELEASE_TOOLS) ## dist/: an installable wheel with the CPU kernels for this machine (MACHINES="x86_64 aarch64": for these)
+	PYTHONPATH=kernels $(VENV_PYTHON) -m deploy.wheel $(MACHINES)
 
 .PHONY: wheels
 wheels: ## the same for x86_64 and aarch64
 	@$(MAKE) wheel MACHINES="x86_64 aarch64"
+
+.PHONY: release
+release: $(RELEASE_TOOLS) ## dist/release: wheels, sdist, images where Docker runs, notes, checksums of the commit (docs/release.md)
+	PYTHONPATH=kernels $(VENV_PYTHON) -m deploy.release $(ARGS)
 
 .PHONY: demo
 demo: setup ## start the three services with models/tiny, stream from them, print one trace, stop
@@ -135,8 +139,12 @@ test-compose: setup ## docker-compose.yml in a real engine, with images made wit
 test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
 	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)
 
+.PHONY: test-upgrade
+test-upgrade: wheel ## services of the last release replaced by that wheel's, one by one, under resumable streams (ARGS="--from TAG")
+	$(VENV_PYTHON) -m tests.install.upgrade dist/quire-*_$(shell uname -m).whl $(ARGS)
+
 .PHONY: test-arm
-test-arm: $(ZIG) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
+test-arm: $(RELEASE_TOOLS) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
 	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)
 
 VLLM_TESTS ?= vllm-0.33.0/tests

@@ -1,6 +1,8 @@
 # The worker on an NVIDIA GPU: torch from PyPI, with CUDA. The image has a C compiler, as Triton compiles its launchers at run time.
 # Build from the root of the repository: docker build -f deploy/worker-cuda.Dockerfile .
 FROM python:3.11.14-slim-bookworm AS build
+# Set by `make release`: then files do not contain the time of the build.
+ARG SOURCE_DATE_EPOCH
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH

@@ -1,6 +1,8 @@
 # The worker on CPU: torch without CUDA, and Quire's wheel with the CPU kernels, so the image needs no compiler.
 # Build from the root of the repository: docker build -f deploy/worker.Dockerfile .
 FROM python:3.11.14-slim-bookworm AS build
+# Set by `make release`: then files do not contain the time of the build.
+ARG SOURCE_DATE_EPOCH
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/quire
 ENV PATH=/opt/quire/bin:$PATH
@@ -10,9 +12,9 @@ COPY quire/torch-cpu.txt quire/
 COPY deploy/requirements.py deploy/
 RUN pip install --no-deps -c constraints.txt -r quire/torch-cpu.txt \
   && python deploy/requirements.py worker | pip install -c constraints.txt -r /dev/stdin
-RUN pip install --target /opt/zig -c constraints.txt ziglang
+RUN pip install --target /opt/tools -c constraints.txt build cyclonedx-python-lib setuptools ziglang
 COPY . .
-RUN PYTHONPATH=kernels:/opt/zig python -m deploy.wheel --to /wheels && pip install --no-deps /wheels/*.whl
+RUN PYTHONPATH=kernels:/opt/tools python -m deploy.wheel --to /wheels && pip install --no-deps /wheels/*.whl
 
 FROM python:3.11.14-slim-bookworm
 COPY --from=build /opt/quire /opt/quire

@@ -71,7 +71,7 @@ class RootGroup(CommandGroup):
     }
 
 
-app = new_app()
+app = new_app(completion=True)
 
 
 def _print_version(wanted: bool) -> None:

@@ -29,8 +29,8 @@ class CommandGroup(TyperGroup):
         return command
 
 
-def new_app() -> typer.Typer:
-    """A Typer for one command or group, with the common settings."""
+def new_app(*, completion: bool = False) -> typer.Typer:
+    """A Typer for one command or group, with the common settings. `completion`: with the options that install shell completion."""
     return typer.Typer(
-        rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False, no_args_is_help=False
+        rich_markup_mode="rich", add_completion=completion, pretty_exceptions_enable=False, no_args_is_help=False
     )

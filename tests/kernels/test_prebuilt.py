@@ -15,6 +15,7 @@ import torch
 
 from deploy import wheel
 from deploy.kernels import GLIBC
+from deploy.source import ROOT, source_time
 from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.cpu_builds import BUILDS
 from paged_kernels.cpu_compiled import CompiledCpuBackend
@@ -36,8 +37,8 @@ print(type(backend).__name__, lines, len(runtimes), sys.modules["paged_kernels"]
 def made_wheel(tmp_path_factory, prebuilt) -> Path:
     """A wheel for this machine."""
     folder = tmp_path_factory.mktemp("wheel")
-    pure = wheel.pure_wheel(folder, ["--no-build-isolation"])
-    return wheel.make_wheel(pure, next(iter(prebuilt)).machine, folder)
+    built = wheel.run_setuptools("wheel", ROOT, folder)
+    return wheel.make_wheel(built, next(iter(prebuilt)).machine, folder, source_time())
 
 
 def layer(backend: CompiledCpuBackend, dtype: torch.dtype, bits: int, cache_dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,68 @@
+"""A release made twice, from two clones of one commit in different folders, is the same bytes."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.source import ROOT, source_time
+from deploy.wheel import PURE, make_wheel, run_setuptools
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(10_800)]
+
+
+def made(clone: Path, umask: int) -> Path:
+    """The folder of a release from a new clone, with kernels compiled there."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), clone], check=True)
+    command = [sys.executable, "-m", "deploy.release", "--no-images"]
+    environ = {**os.environ, "PYTHONPATH": "kernels"}
+    subprocess.run(command, cwd=clone, env=environ, check=True, timeout=5000, umask=umask)
+    return clone / "dist" / "release"
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two of them."""
+    pytest.importorskip("ziglang", reason="ziglang is not installed: make wheel")
+    if not (ROOT / ".git").exists():
+        pytest.skip("this checkout has no git repository to clone")
+    folder = tmp_path_factory.mktemp("releases")
+    return made(folder / "one", 0o022), made(folder / "the" / "other", 0o077)
+
+
+def test_files_are_the_same(releases: tuple[Path, Path], record_property) -> None:
+    """By their checksums, which are those of the files."""
+    one, other = releases
+    sums = (one / "SHA256SUMS").read_text()
+    assert sums == (other / "SHA256SUMS").read_text()
+    for folder in releases:
+        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True, capture_output=True)
+    assert {line.split()[1].partition("-")[0] for line in sums.splitlines()} == {"quire", "NOTES.txt"}
+    record_property("size", f"{len(sums.splitlines())} files, twice")
+
+
+def test_the_source_distribution_gives_the_same_wheel(releases: tuple[Path, Path]) -> None:
+    """Nothing is missing in it."""
+    folder = releases[0]
+    [sdist], [pure] = folder.glob("*.tar.gz"), folder.glob("*-any.whl")
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(sdist) as packed:
+        packed.extractall(scratch, filter="data")
+        [unpacked] = Path(scratch).iterdir()
+        built = run_setuptools("wheel", unpacked, Path(scratch))
+        again = make_wheel(built, PURE, Path(scratch, unpacked.name), source_time())
+        assert again.read_bytes() == pure.read_bytes()
+
+
+def test_every_wheel_has_its_sbom(releases: tuple[Path, Path]) -> None:
+    """Where PEP 770 wants it, and listed in RECORD."""
+    wheels = list(releases[0].glob("*.whl"))
+    assert len(wheels) == 3
+    for path in wheels:
+        with zipfile.ZipFile(path) as files:
+            [sbom] = [name for name in files.namelist() if ".dist-info/sboms/" in name]
+            assert f"{sbom},sha256=" in files.read(files.namelist()[-1]).decode()
