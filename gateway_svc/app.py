@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
@@ -42,6 +41,7 @@ from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
+from svc_common.net.health import ServiceHealth
 from svc_common.net.malformed import MalformedRefused
 from svc_common.net.peers import Peers
 from svc_common.net.tls import is_loopback
@@ -57,6 +57,7 @@ DRAIN_POLL_S = 0.02
 OnReady = Callable[[str, str, str, str], None]
 
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_HEALTH_NAMES = (inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME)
 
 
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
@@ -111,9 +112,8 @@ class _Gateway:
             lambda address: self._peers.channel(address, SCHEDULER),
             self._catalog.until_known,
         )
-        self._health = health_aio.HealthServicer()
+        self._health = ServiceHealth()
         self._health_changed = asyncio.Event()
-        self._healthy_models: set[str] = set()
         self._server = self._public_server()
         self._admin = self._admin_server()
         app = http_app(
@@ -176,7 +176,7 @@ class _Gateway:
         return GrpcGuard(self._callers, check, open_reflection=self._settings.reflection)
 
     def _add_standard_services(self, server: grpc.aio.Server, name: str) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         if self._settings.reflection:
             reflection.enable_server_reflection((name, _HEALTH_NAME, reflection.SERVICE_NAME), server)
 
@@ -206,14 +206,8 @@ class _Gateway:
 
     async def _set_health(self, *, serving: bool) -> None:
         """Set the health of the gateway, of its services, and of each served model and adapter by name."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        ours = {"", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME}
-        served = {model.name for model in self._catalog.served} - ours - {"liveness"}
-        for name in self._healthy_models - served:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-        self._healthy_models = served
-        for name in sorted(ours | served):
-            await self._health.set(name, status)
+        served = {model.name for model in self._catalog.served}
+        await self._health.set({"", *_HEALTH_NAMES, *served}, serving=serving)
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -221,8 +215,8 @@ class _Gateway:
         """Bind all ports, then serve. Returns the addresses of gRPC, HTTP, admin and admin HTTP."""
         settings = self._settings
         self._doors.check(settings.host)
+        await self._health.start()
         await self._set_health(serving=False)
-        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         grpc_port = self._doors.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
         self._spans.grpc_at = settings.host, grpc_port
         admin_port = self._doors.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
@@ -258,7 +252,7 @@ class _Gateway:
     async def stop(self) -> None:
         """Stop in the order of the module docstring. Works from any half-started state."""
         self._stopping = True
-        await self._health.enter_graceful_shutdown()
+        await self._health.drain()
         self._link.close()
         await self._drain()
         if self._tasks:
