@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 
 LIVENESS = "liveness"
 """Name that is SERVING until the process ends. A supervisor that restarts what is not live must not restart what drains."""
