@@ -24,6 +24,7 @@ from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
+from gateway_svc.engine.scheduler_address import SchedulerAddress
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
@@ -41,6 +42,7 @@ from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
+from svc_common.net.fresh_channel import FreshChannel
 from svc_common.net.health import ServiceHealth
 from svc_common.net.malformed import MalformedRefused
 from svc_common.net.peers import Peers
@@ -97,7 +99,8 @@ class _Gateway:
         self._spans = CallSpans(self._tracing, with_content=settings.trace_content)
         self._doors, self._peers = Listeners(settings.doors), Peers(settings.peers)
         self._callers = _callers(settings)
-        self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
+        self._scheduler = SchedulerAddress(settings.scheduler, settings.scheduler_lookup_s)
+        self._channel = FreshChannel(self._scheduler, lambda address: self._peers.channel(address, SCHEDULER))
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
         self._catalog = ModelCatalog(settings, self._link.fetch_bundle, self._tracing)
         self._metrics = GatewayMetrics(self._tracing)
@@ -108,7 +111,7 @@ class _Gateway:
         self._intake = CallIntake(settings, self._callers)
         self._relay = AdminRelay(
             lambda: self._link.state.admin_address,
-            settings.scheduler,
+            self._scheduler.current,
             lambda address: self._peers.channel(address, SCHEDULER),
             self._catalog.until_known,
         )
@@ -136,6 +139,7 @@ class _Gateway:
         self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._link.on_state = self._on_state
+        self._scheduler.on_move = self._link.move
         self._catalog.on_change = self._health_changed.set
 
     def _scorer(self) -> Scorer:
@@ -225,6 +229,7 @@ class _Gateway:
         await self._server.start()
         await self._admin.start()
         grpc_poller_priority.wait_its_turn()
+        self._scheduler.start()
         work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]
@@ -262,6 +267,7 @@ class _Gateway:
         await self._relay.close()  # relayed streams, such as those of an open page, would not end by themselves
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
+        await self._scheduler.close()
         await self._channel.close(None)
         self._http.close()
         self._admin_http.close()

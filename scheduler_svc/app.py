@@ -40,15 +40,16 @@ from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
-from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
-from scheduler_svc.workers.roster import WorkerDirectory, WorkerRoster
+from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.clock import monotonic_ns
 from svc_common.net import rpc
 from svc_common.net.health import ServiceHealth
+from svc_common.net.names import DNS_SCHEME, AddressDirectory
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import GATEWAY, OPERATOR, WORKER
 from svc_common.observability import telemetry
@@ -119,7 +120,7 @@ class _SchedulerService:
         )
         for name, path in adapter_paths(settings.adapters).items():
             self._adapters.declare(name, path)
-        self._directory = WorkerDirectory(settings.worker_addresses(), settings.worker_lookup_s)
+        self._directory = AddressDirectory(settings.worker_addresses(), settings.worker_lookup_s)
         self._roster = WorkerRoster(self._directory, self._lane_maker(choice))
         self._values = ValueStore(settings.max_stored_bytes, settings.stored_s, monotonic_ns)
         watched = Watched(
