@@ -23,7 +23,7 @@ class AdminRelay:
     """Relay with its channel to the scheduler's AdminService.
 
     `address()`: the address in Welcome, empty while unknown. If the scheduler reports an unspecified host (it
-    listens on all interfaces), the host of `scheduler` is used instead. `connect(address)` returns a channel.
+    listens on all interfaces), the host of `scheduler()` is used instead. `connect(address)` returns a channel.
     `until_adapter(name)` waits until this gateway knows a loaded adapter, so that requests may name it as
     soon as LoadAdapter has answered.
     """
@@ -31,12 +31,12 @@ class AdminRelay:
     def __init__(
         self,
         address: Callable[[], str],
-        scheduler: str,
+        scheduler: Callable[[], str],
         connect: Callable[[str], grpc.aio.Channel] = rpc.channel,
         until_adapter: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._address = address
-        self._scheduler_host = scheduler.rpartition(":")[0]
+        self._scheduler = scheduler
         self._connect = connect
         self._until_adapter = until_adapter
         self._channel: grpc.aio.Channel | None = None
@@ -91,7 +91,7 @@ class AdminRelay:
         if not address:
             raise Unavailable("the scheduler has not been reached yet", reason="SCHEDULER_AWAY", retry_after_s=1.0)
         host, _, port = address.rpartition(":")
-        return f"{self._scheduler_host}:{port}" if host in _UNSPECIFIED_HOSTS else address
+        return f"{self._scheduler().rpartition(':')[0]}:{port}" if host in _UNSPECIFIED_HOSTS else address
 
 
 @contextlib.asynccontextmanager

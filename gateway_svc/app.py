@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 
@@ -25,6 +24,7 @@ from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
+from gateway_svc.engine.scheduler_address import SchedulerAddress
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
@@ -42,6 +42,8 @@ from gateway_svc.settings import GatewaySettings
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
+from svc_common.net.fresh_channel import FreshChannel
+from svc_common.net.health import ServiceHealth
 from svc_common.net.malformed import MalformedRefused
 from svc_common.net.peers import Peers
 from svc_common.net.tls import is_loopback
@@ -57,6 +59,7 @@ DRAIN_POLL_S = 0.02
 OnReady = Callable[[str, str, str, str], None]
 
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_HEALTH_NAMES = (inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME)
 
 
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
@@ -96,7 +99,8 @@ class _Gateway:
         self._spans = CallSpans(self._tracing, with_content=settings.trace_content)
         self._doors, self._peers = Listeners(settings.doors), Peers(settings.peers)
         self._callers = _callers(settings)
-        self._channel = self._peers.channel(settings.scheduler, SCHEDULER)
+        self._scheduler = SchedulerAddress(settings.scheduler, settings.scheduler_lookup_s)
+        self._channel = FreshChannel(self._scheduler, lambda address: self._peers.channel(address, SCHEDULER))
         self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
         self._catalog = ModelCatalog(settings, self._link.fetch_bundle, self._tracing)
         self._metrics = GatewayMetrics(self._tracing)
@@ -107,13 +111,12 @@ class _Gateway:
         self._intake = CallIntake(settings, self._callers)
         self._relay = AdminRelay(
             lambda: self._link.state.admin_address,
-            settings.scheduler,
+            self._scheduler.current,
             lambda address: self._peers.channel(address, SCHEDULER),
             self._catalog.until_known,
         )
-        self._health = health_aio.HealthServicer()
+        self._health = ServiceHealth()
         self._health_changed = asyncio.Event()
-        self._healthy_models: set[str] = set()
         self._server = self._public_server()
         self._admin = self._admin_server()
         app = http_app(
@@ -136,6 +139,7 @@ class _Gateway:
         self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._link.on_state = self._on_state
+        self._scheduler.on_move = self._link.move
         self._catalog.on_change = self._health_changed.set
 
     def _scorer(self) -> Scorer:
@@ -176,7 +180,7 @@ class _Gateway:
         return GrpcGuard(self._callers, check, open_reflection=self._settings.reflection)
 
     def _add_standard_services(self, server: grpc.aio.Server, name: str) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         if self._settings.reflection:
             reflection.enable_server_reflection((name, _HEALTH_NAME, reflection.SERVICE_NAME), server)
 
@@ -206,14 +210,8 @@ class _Gateway:
 
     async def _set_health(self, *, serving: bool) -> None:
         """Set the health of the gateway, of its services, and of each served model and adapter by name."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        ours = {"", inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME}
-        served = {model.name for model in self._catalog.served} - ours - {"liveness"}
-        for name in self._healthy_models - served:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
-        self._healthy_models = served
-        for name in sorted(ours | served):
-            await self._health.set(name, status)
+        served = {model.name for model in self._catalog.served}
+        await self._health.set({"", *_HEALTH_NAMES, *served}, serving=serving)
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -221,8 +219,8 @@ class _Gateway:
         """Bind all ports, then serve. Returns the addresses of gRPC, HTTP, admin and admin HTTP."""
         settings = self._settings
         self._doors.check(settings.host)
+        await self._health.start()
         await self._set_health(serving=False)
-        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
         grpc_port = self._doors.bind(self._server, settings.host, settings.grpc_port, option="--grpc-port")
         self._spans.grpc_at = settings.host, grpc_port
         admin_port = self._doors.bind(self._admin, settings.host, settings.admin_port, option="--admin-port")
@@ -231,6 +229,7 @@ class _Gateway:
         await self._server.start()
         await self._admin.start()
         grpc_poller_priority.wait_its_turn()
+        self._scheduler.start()
         work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]
@@ -258,7 +257,7 @@ class _Gateway:
     async def stop(self) -> None:
         """Stop in the order of the module docstring. Works from any half-started state."""
         self._stopping = True
-        await self._health.enter_graceful_shutdown()
+        await self._health.drain()
         self._link.close()
         await self._drain()
         if self._tasks:
@@ -268,6 +267,7 @@ class _Gateway:
         await self._relay.close()  # relayed streams, such as those of an open page, would not end by themselves
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
+        await self._scheduler.close()
         await self._channel.close(None)
         self._http.close()
         self._admin_http.close()

@@ -72,7 +72,7 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     scheduler: str = "127.0.0.1:50060"
-    """Address of the scheduler's EngineService, HOST:PORT."""
+    """Address of the scheduler's EngineService, HOST:PORT. dns:///NAME:PORT: one of NAME's addresses, for as long as it has it."""
     host: str = "127.0.0.1"
     grpc_port: Port = 50051
     http_port: Port = 8000
@@ -102,6 +102,8 @@ class GatewaySettings(BaseModel):
     """Maximum number of requests, waiting or running, in this gateway; further ones are refused with a retry time."""
     max_live_bytes: Annotated[int, Field(ge=1)] = 512 * 2**20
     """Total bytes of the messages of these requests."""
+    scheduler_lookup_s: Seconds = 1.0
+    """Seconds between two lookups of the scheduler's name (dns:///NAME:PORT)."""
     scheduler_away_s: Seconds = 30.0
     """Seconds for which requests survive a lost scheduler; then they end with UNAVAILABLE."""
     warm_up_s: Seconds = 60.0

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
 from grpc_reflection.v1alpha import reflection
 
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
@@ -41,14 +40,16 @@ from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
-from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement
 from scheduler_svc.workers.lane import WorkerLane
 from scheduler_svc.workers.link import WorkerLink
-from scheduler_svc.workers.roster import WorkerDirectory, WorkerRoster
+from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.clock import monotonic_ns
 from svc_common.net import rpc
+from svc_common.net.health import ServiceHealth
+from svc_common.net.names import DNS_SCHEME, AddressDirectory
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import GATEWAY, OPERATOR, WORKER
 from svc_common.observability import telemetry
@@ -59,8 +60,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_SERVICE = engine_pb2.DESCRIPTOR.services_by_name["EngineService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def serve(
@@ -121,7 +120,7 @@ class _SchedulerService:
         )
         for name, path in adapter_paths(settings.adapters).items():
             self._adapters.declare(name, path)
-        self._directory = WorkerDirectory(settings.worker_addresses(), settings.worker_lookup_s)
+        self._directory = AddressDirectory(settings.worker_addresses(), settings.worker_lookup_s)
         self._roster = WorkerRoster(self._directory, self._lane_maker(choice))
         self._values = ValueStore(settings.max_stored_bytes, settings.stored_s, monotonic_ns)
         watched = Watched(
@@ -141,7 +140,7 @@ class _SchedulerService:
         self._metrics_server = MetricsServer(self._metrics.registry)
         call_later = asyncio.get_running_loop().call_later
         self._gateways = GatewayTable(self._book, self._readiness, settings.frontend_grace_s, call_later)
-        self._health = health_aio.HealthServicer()
+        self._health = ServiceHealth()
         self._health_task: asyncio.Task[None] | None = None
         self._server, self._admin_server = self._peers.server(GATEWAY), self._peers.server(GATEWAY, OPERATOR)
 
@@ -187,7 +186,7 @@ class _SchedulerService:
         tls = self._peers.http_context(settings.host)
         self.metrics_address = self._metrics_server.start(settings.host, settings.metrics_port, tls)
         self._add_services()
-        await self._health.set("liveness", _SERVING)
+        await self._health.start()
         await self._set_health()
         self._readiness.listen(self._on_readiness)
         self._readiness.listen(self._spans.readiness_changed)
@@ -213,7 +212,7 @@ class _SchedulerService:
         )
         self._admin_server.add_generic_rpc_handlers((AdminService(admin).handler(),))
         for server, service in ((self._server, ENGINE_SERVICE), (self._admin_server, ADMIN_SERVICE)):
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
             if self._settings.reflection:
                 reflection.enable_server_reflection((service, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
 
@@ -221,8 +220,7 @@ class _SchedulerService:
         self._health_task = asyncio.ensure_future(self._set_health())
 
     async def _set_health(self) -> None:
-        for name in ("", ENGINE_SERVICE):
-            await self._health.set(name, _SERVING if self._readiness.is_open else _NOT_SERVING)
+        await self._health.set(("", ENGINE_SERVICE), serving=self._readiness.is_open)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run steps until `stop`. Raises if the step loop ends with an error."""
@@ -234,7 +232,7 @@ class _SchedulerService:
             await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if loop.done():
                 loop.result()
-            await self._health.enter_graceful_shutdown()
+            await self._health.drain()
         finally:
             for task in (stopped, told, loop):
                 task.cancel()

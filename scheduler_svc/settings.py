@@ -3,10 +3,8 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from svc_common.errors import ConfigError
+from svc_common.net.names import DNS_SCHEME
 from svc_common.net.tls_settings import PeerSettings
-
-DNS_SCHEME = "dns:///"
-"""Before a name that stands for a worker at each of its addresses."""
 
 
 class SchedulerSettings(BaseModel):

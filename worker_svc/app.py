@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import garbage
 from svc_common.net import rpc
+from svc_common.net.health import ServiceHealth
 from svc_common.net.peers import Peers
 from svc_common.net.tls_settings import SCHEDULER, WORKER
 from svc_common.observability import telemetry
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 PIPELINE_DEPTH = 16
 """Maximum steps in flight, and number of results kept for a scheduler that reconnects."""
+_HEALTH_NAMES = ("", SERVICE_NAME)
 _STREAM_GRACE_S = 1.0
 _STEP_GRACE_S = 10.0
 
@@ -159,7 +160,7 @@ class _Worker:
     def __init__(self, settings: ShellSettings, make_engine: Callable[[], Engine], watchers: Watchers) -> None:
         self.identity = rpc.Identity()
         self.tracing = telemetry.setup("worker", instance_id=self.identity.boot_id, samples_own_roots=True)
-        self.health = health_aio.HealthServicer()
+        self.health = ServiceHealth()
         self.thread = EngineThread(asyncio.get_running_loop())
         self._announced: set[asyncio.Task[None]] = set()
         self._watchers = watchers
@@ -192,24 +193,19 @@ class _Worker:
         )
         service = WorkerService(self.lifecycle, self.owned_steps, transfer, self.identity)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, self.server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health.servicer, self.server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
 
     def _on_state(self, state: worker_pb2.WorkerState) -> None:
         log.info("worker is %s", worker_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower())
-        task = asyncio.ensure_future(self._set_health(serving=state == READY))
+        task = asyncio.ensure_future(self.health.set(_HEALTH_NAMES, serving=state == READY))
         self._announced.add(task)
         task.add_done_callback(self._announced.discard)
 
-    async def _set_health(self, *, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE_NAME):
-            await self.health.set(name, status)
-
     async def start(self, settings: ShellSettings) -> str:
-        await self._set_health(serving=False)
-        await self.health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self.health.start()
+        await self.health.set(_HEALTH_NAMES, serving=False)
         port = self.peers.bind(self.server, settings.host, settings.port, option="--port")
         tls = self.peers.http_context(settings.host)
         self._watchers.on_metrics(self.metrics.start(settings.host, settings.metrics_port, tls))
@@ -218,7 +214,7 @@ class _Worker:
 
     async def stop(self) -> None:
         self.metrics.close()
-        await self.health.enter_graceful_shutdown()
+        await self.health.drain()
         is_loading = self.lifecycle.stop_loading()
         if not is_loading:
             with contextlib.suppress(TimeoutError):

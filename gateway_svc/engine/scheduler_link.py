@@ -69,6 +69,7 @@ class SchedulerLink:
         self._outbox = Outbox()
         self._closing = False
         self._left = asyncio.Event()
+        self._moved = asyncio.Event()
         self.requests = RequestTable(self._outbox, settings.max_buffered_tokens)
         self.admission = GatewayCapacity(settings)
         self.state = LinkState()
@@ -143,6 +144,10 @@ class SchedulerLink:
         """Accept no more requests; running ones go on."""
         self._closing = True
 
+    def move(self) -> None:
+        """End the stream, and open the next one over the channel as it is now."""
+        self._moved.set()
+
     async def leave(self) -> None:
         """Say goodbye to the scheduler and end the remaining requests here.
 
@@ -180,22 +185,26 @@ class SchedulerLink:
 
     async def _attach(self) -> Exception:
         """Run one stream; return the error that ended it."""
+        self._moved.clear()
         stream = self._stub.Attach()
         try:
-            hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
-            await stream.write(engine_pb2.FrontendMessage(hello=hello))
-            first = await asyncio.wait_for(stream.read(), WELCOME_TIMEOUT_S)
-            self._welcome(_message(first).welcome)
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._until_moved())
+                hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
+                await stream.write(engine_pb2.FrontendMessage(hello=hello))
+                first = await asyncio.wait_for(stream.read(), WELCOME_TIMEOUT_S)
+                self._welcome(_message(first).welcome)
                 group.create_task(self._write_all(stream))
                 group.create_task(self._read_all(stream))
-        except ExceptionGroup as both:
-            return _cause(both)
-        except Exception as error:
-            return error
+        except ExceptionGroup as group_error:
+            return _cause(group_error)
         finally:
             stream.cancel()
         raise AssertionError("the stream's tasks end only by an exception")
+
+    async def _until_moved(self) -> None:
+        await self._moved.wait()
+        raise Aborted("it is not at this address any more", reason="STREAM_CLOSED")
 
     def _welcome(self, welcome: engine_pb2.Welcome) -> None:
         rpc.check_peer(welcome.identity, "the scheduler")

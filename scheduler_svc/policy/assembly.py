@@ -26,8 +26,9 @@ from scheduler_svc.policy.keys import (
     limit_names,
 )
 from scheduler_svc.policy.lanes import lane_phases, lanes_for
-from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
+from scheduler_svc.settings import SchedulerSettings
 from svc_common.errors import ConfigError
+from svc_common.net.names import DNS_SCHEME
 
 # The service's default, because requests carry priorities. Recordings of reference schedulers name `fcfs` explicitly.
 _SERVICE_KNOBS = {"policy": "priority"}

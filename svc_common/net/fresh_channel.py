@@ -1,21 +1,31 @@
-"""gRPC channel that uses the current certificates for new calls, so that renewing them needs no restart."""
+"""gRPC channel that is replaced for new calls, so that renewed certificates and new addresses need no restart."""
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from svc_common.net.tls import TlsContents, WatchedFiles
-
 _FOR_AS_LONG_AS_THEY_TAKE_S = 10 * 365 * 86_400.0
 
 
-class FreshChannel(grpc.aio.Channel):
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class CurrentValue(Protocol[T_co]):
+    """What a channel is made of."""
+
+    def current(self) -> T_co:
+        """Return it as it is now: the same object until it changes."""
+        ...
+
+
+class FreshChannel(grpc.aio.Channel, Generic[T]):
     """Wraps one real channel at a time, made by `make(contents)`; a replaced one closes when its calls are over."""
 
-    def __init__(self, watched: WatchedFiles, make: Callable[[TlsContents], grpc.aio.Channel]) -> None:
+    def __init__(self, watched: CurrentValue[T], make: Callable[[T], grpc.aio.Channel]) -> None:
         self._watched = watched
         self._make = make
         self._contents = watched.current()
@@ -42,7 +52,7 @@ class FreshChannel(grpc.aio.Channel):
             await channel.close(None)
         await self._channel.close(grace)
 
-    async def __aenter__(self) -> "FreshChannel":
+    async def __aenter__(self) -> "FreshChannel[T]":
         return self
 
     async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None:

@@ -47,6 +47,8 @@ _CLIENT_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.min_reconnect_backoff_ms", 2_000),
+    # A peer that was moved has another address: look its name up again when a connection ends (default: every 30 s at most).
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.max_receive_message_length", INTERNAL_MESSAGE_BYTES),
     ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
 ]

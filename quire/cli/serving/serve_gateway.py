@@ -16,6 +16,7 @@ from quire.cli.options.settings import options_of
 from quire.cli.options.vllm import Aliases
 from quire.cli.serving import service
 from quire.settings import option_name, settings_of
+from svc_common.net.names import DNS_SCHEME
 from svc_common.net.tls_settings import DoorSettings, PeerSettings
 from svc_common.observability.log_format import LogFormat
 
@@ -29,7 +30,7 @@ _limits = options_of(
             *("max_buffered_tokens", "max_connections_per_peer"),
         ),
         "Times": (
-            *("max_request_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
+            *("max_request_s", "scheduler_lookup_s", "scheduler_away_s", "warm_up_s", "unreachable_s", "drain_s"),
             *("http_header_s", "http_body_s"),
         ),
         "Traces": ("trace_content", "max_forced_traces"),
@@ -42,7 +43,11 @@ _limits = options_of(
 def serve_gateway(
     *,
     scheduler: Annotated[
-        str, typer.Option(help="Address of the scheduler, HOST:PORT.")
+        str,
+        typer.Option(
+            help="Address of the scheduler, HOST:PORT. dns:///NAME:PORT: the name is looked up again and again, and the gateway "
+            "follows it."
+        ),
     ] = f"127.0.0.1:{o.DEFAULT_SCHEDULER_PORT}",
     host: o.Host = "127.0.0.1",
     port: o.GatewayPort = o.DEFAULT_GRPC_PORT,
@@ -75,7 +80,7 @@ def serve_gateway(
     settings = settings_of(
         GatewaySettings,
         option_name,
-        scheduler=o.host_and_port(scheduler, "--scheduler"),
+        scheduler=_scheduler(scheduler),
         host=host,
         grpc_port=port,
         http_port=http_port,
@@ -102,3 +107,9 @@ def serve_gateway(
     service.run(
         gateway.serve(settings, on_ready=ready), stop_with_stdin=stop_with_stdin, name="gateway", log_form=log_format
     )
+
+
+def _scheduler(address: str) -> str:
+    """An address, or a name that is looked up."""
+    o.host_and_port(address.removeprefix(DNS_SCHEME), "--scheduler")
+    return address

@@ -16,7 +16,8 @@ from quire.scheduling import scheduler_settings
 from quire.settings import option_name
 from quire.sizes import parse_size
 from scheduler_svc import app as scheduler
-from scheduler_svc.settings import DNS_SCHEME, SchedulerSettings
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.net.names import DNS_SCHEME
 from svc_common.net.tls_settings import PeerSettings
 from svc_common.observability.log_format import LogFormat
 

@@ -1,18 +1,16 @@
 """Workers behind a DNS name, which is looked up again: they join, are drained, and leave while requests run."""
 
 import asyncio
-import socket
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
 from protos.inference.v1 import admin_pb2
 from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.workers.roster import WorkerDirectory
 from svc_common.errors import ConfigError
+from svc_common.net.names import AddressDirectory
+from tests.support.dns.names import Names, resolving
 from tests.support.services.harness import Admin, Gateway, eventually, fresh_port, run_async, scheduler, stack, worker
 
 PROMPTS = [[10 + i, 20, 30, 40] for i in range(9)]
@@ -20,26 +18,10 @@ SLOW = {"time_scale": 1.0, "step_base_s": 0.01, "num_gpu_blocks": 60}
 NAME = "localhost"
 
 
-class Names:
-    """Addresses by name, in place of a DNS server; None: the name cannot be resolved."""
-
-    def __init__(self) -> None:
-        self.addresses: list[str] | None = []
-
-    async def getaddrinfo(self, host: str, port: int, **_options: Any) -> list[Any]:
-        """As `loop.getaddrinfo`."""
-        assert host == NAME
-        if self.addresses is None:
-            raise socket.gaierror("no answer")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
-
-
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
-    """What names resolve to in this process."""
-    found = Names()
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", found.getaddrinfo)
-    yield found
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    """What NAME resolves to in this process."""
+    return resolving(NAME, monkeypatch)
 
 
 async def ready(admin: Admin) -> list[str]:
@@ -93,7 +75,7 @@ async def test_workers_come_and_go_with_the_addresses_of_a_name(names: Names) ->
 async def test_addresses_of_a_name_follow_given_ones(names: Names) -> None:
     """Each address once, in a stable order; IPv6 in brackets."""
     names.addresses = ["10.0.0.9", "10.0.0.3", "10.0.0.9", "fd00::1"]
-    directory, changes = WorkerDirectory(["h:1", f"dns:///{NAME}:7"], 60.0), []
+    directory, changes = AddressDirectory(["h:1", f"dns:///{NAME}:7"], 60.0), []
     directory.on_change = lambda: changes.append(directory.addresses)
     directory.start()
     await eventually(lambda: bool(changes), "the name is looked up")

@@ -184,12 +184,12 @@ class ScriptedEngine(engine_pb2_grpc.EngineServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def engine(port: int = 0) -> AsyncIterator[ScriptedEngine]:
+async def engine(port: int = 0, host: str = "127.0.0.1") -> AsyncIterator[ScriptedEngine]:
     """A scripted scheduler that listens."""
     servicer = ScriptedEngine()
     server = rpc.server()
     engine_pb2_grpc.add_EngineServiceServicer_to_server(servicer, server)
-    servicer.address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', port, option='--port')}"
+    servicer.address = f"{host}:{rpc.bind(server, host, port, option='--port')}"
     await server.start()
     try:
         yield servicer
