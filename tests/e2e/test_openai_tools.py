@@ -17,11 +17,12 @@ TINY = ROOT / "models" / "tiny"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 
 
-@pytest.mark.parametrize("tool", ["litellm", "agents"])
+@pytest.mark.parametrize("tool", ["litellm", "agents", "llama-index", "pydantic-ai", "llm"])
 def test_libraries(tool: str, stack: LocalStack, tmp_path: Path) -> None:
-    """LiteLLM; OpenAI's Agents SDK, LangChain and Instructor: chat, streams, tools' round trips, typed answers, vectors, errors."""
+    """Libraries' own calls: chat, streams, tools' round trips, typed answers, vectors, errors."""
     tool_environment(tool)
-    said = run_tool(tool, "python", str(CLIENTS / f"{tool}_calls.py"), f"{stack.http_url}/v1", cwd=tmp_path)
+    program = CLIENTS / f"{tool.replace('-', '_')}_calls.py"
+    said = run_tool(tool, "python", str(program), f"{stack.http_url}/v1", cwd=tmp_path)
     assert said.endswith("all calls answered\n")
 
 
