@@ -23,6 +23,10 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
+from gateway_svc.cell.cell_load import CellLoad
+from gateway_svc.cell.exposition import Exposition
+from gateway_svc.cell.load_routes import LoadRoutes
+from gateway_svc.cell.router_headers import FairnessCallers, read_goals
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
 from gateway_svc.engine.scheduler_address import SchedulerAddress
 from gateway_svc.engine.scheduler_link import SchedulerLink
@@ -39,6 +43,8 @@ from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.scoring.scorers import LabelScorer, Scorer, VectorScorer
 from gateway_svc.settings import GatewaySettings
+from gateway_svc.smg import engine_service
+from gateway_svc.smg.engine_service import EngineParts, VllmEngineService
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
@@ -59,7 +65,7 @@ DRAIN_POLL_S = 0.02
 OnReady = Callable[[str, str, str, str], None]
 
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_HEALTH_NAMES = (inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME)
+_HEALTH_NAMES = (inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME, engine_service.SERVICE_NAME)
 
 
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
@@ -80,6 +86,18 @@ async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.E
 
 
 def _callers(settings: GatewaySettings) -> Callers:
+    callers = _own_callers(settings)
+    return FairnessCallers(callers, has_file=settings.tenants is not None) if settings.router_headers else callers
+
+
+def _intake(settings: GatewaySettings, callers: Callers) -> CallIntake:
+    if not settings.router_headers:
+        return CallIntake(settings, callers)
+    priorities = settings.priorities
+    return CallIntake(settings, callers, lambda metadata: read_goals(metadata, priorities))
+
+
+def _own_callers(settings: GatewaySettings) -> Callers:
     if settings.tenants is not None:
         return TenantCallers(settings.tenants)
     if not is_loopback(settings.host):
@@ -108,13 +126,15 @@ class _Gateway:
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
         self._generator = Generator(self._link, self._catalog, self._spans, self._metrics, formats)
         self._embedder = Embedder(self._link, self._catalog, self._spans, self._metrics)
-        self._intake = CallIntake(settings, self._callers)
+        self._intake = _intake(settings, self._callers)
         self._relay = AdminRelay(
             lambda: self._link.state.admin_address,
             self._scheduler.current,
             lambda address: self._peers.channel(address, SCHEDULER),
             self._catalog.until_known,
         )
+        self._cell = CellLoad(self._relay.connected)
+        self._exposition = Exposition(self._metrics, self._cell, lambda: self._link.state, settings.metrics_names)
         self._health = ServiceHealth()
         self._health_changed = asyncio.Event()
         self._server = self._public_server()
@@ -130,6 +150,8 @@ class _Gateway:
             self._not_ready_because,
             self._metrics,
             self._scorer(),
+            self._exposition,
+            LoadRoutes(self._cell, lambda: self._link.state),
             shows_tokenizer=settings.enable_tokenizer_info_endpoint,
         )
         door = HttpGuard(app, self._callers)
@@ -157,9 +179,21 @@ class _Gateway:
         service = InferenceService(
             self._generator, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
         )
-        server.add_generic_rpc_handlers((service.handler(),))
-        self._add_standard_services(server, inference_service.SERVICE_NAME)
+        server.add_generic_rpc_handlers((service.handler(), self._engine_service().handler()))
+        self._add_standard_services(server, inference_service.SERVICE_NAME, engine_service.SERVICE_NAME)
         return server
+
+    def _engine_service(self) -> VllmEngineService:
+        parts = EngineParts(
+            self._generator,
+            self._embedder,
+            self._catalog,
+            self._cell,
+            self._link.cancel,
+            self._link.fetch_bundle,
+            self._not_ready_because,
+        )
+        return VllmEngineService(parts, self._intake, self._spans, self._metrics)
 
     def _admin_server(self) -> grpc.aio.Server:
         server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin), MalformedRefused()))
@@ -173,16 +207,16 @@ class _Gateway:
     def _lab(self, door: HttpGuard) -> LabGuard:
         """Build the admin HTTP listener's application; its playground uses the users' API (`door`)."""
         source = LiveLabSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
-        app = lab_app(source, play=door, measured=self._metrics.text)
+        app = lab_app(source, play=door, measured=self._exposition.text)
         return LabGuard(app, self._callers, self._settings.admin_http_names)
 
     def _guard(self, check: grpc_guard.Check) -> GrpcGuard:
         return GrpcGuard(self._callers, check, open_reflection=self._settings.reflection)
 
-    def _add_standard_services(self, server: grpc.aio.Server, name: str) -> None:
+    def _add_standard_services(self, server: grpc.aio.Server, *names: str) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, server)
         if self._settings.reflection:
-            reflection.enable_server_reflection((name, _HEALTH_NAME, reflection.SERVICE_NAME), server)
+            reflection.enable_server_reflection((*names, _HEALTH_NAME, reflection.SERVICE_NAME), server)
 
     # --- health ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Calls from outside through either API: caller, request id, deadline. Both APIs make them with `CallIntake`."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,6 +13,7 @@ from gateway_svc.request_ids import accept_request_id
 from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.settings import GatewaySettings
 from protos.engine.v1 import engine_pb2
+from protos.inference.v1 import inference_pb2
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.observability import log_context
 from svc_common.observability.log_context import LogContext
@@ -102,11 +103,36 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceGoals:
+    """What a router in front wants of a request: priority (higher = sooner), and times in seconds, from `since_ns` on.
+
+    None = it does not say.
+    """
+
+    priority: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    since_ns: int = 0
+
+    def put_priority(self, scheduling: inference_pb2.Scheduling) -> None:
+        """Replace a request's own priority."""
+        if self.priority is not None:
+            scheduling.priority = self.priority
+
+    def deadline_ns(self, num_tokens: int) -> int | None:
+        """When an output of that many tokens is due: time to the first, and that of each further one. None if unknown."""
+        per_token_s = 0.0 if num_tokens <= 1 else self.tpot_s
+        if self.ttft_s is None or per_token_s is None:
+            return None
+        return self.since_ns + int((self.ttft_s + per_token_s * (num_tokens - 1)) * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call.
 
     `deadline_ns`: on this process's monotonic clock. `idempotent`: a call with the same id attaches to its
-    request. `is_named`: the client chose the request id.
+    request. `is_named`: the client chose the request id. `goals`: of a trusted router, for each request of the call.
     """
 
     request_id: str
@@ -116,11 +142,20 @@ class Call:
     caller: Caller = Caller()
     idempotent: bool = False
     is_named: bool = False
+    goals: ServiceGoals = ServiceGoals()
+
+    def deadline_of(self, max_tokens: int) -> int:
+        """Deadline of a request with that many output tokens at most: the call's, or when the router wants it done."""
+        due_ns = self.goals.deadline_ns(max_tokens)
+        return self.deadline_ns if due_ns is None else min(self.deadline_ns, due_ns)
 
     @property
     def remaining_s(self) -> float:
         """Seconds until the deadline."""
         return (self.deadline_ns - monotonic_ns()) / NS_PER_S
+
+
+Goals = Callable[[Mapping[str, str]], ServiceGoals]
 
 
 class Callers(Protocol):
@@ -161,11 +196,14 @@ class DefaultTenantOnly:
 
 
 class CallIntake:
-    """Makes the `Call` of each call from its metadata."""
+    """Makes the `Call` of each call from its metadata. `goals(metadata)`: those of a trusted router."""
 
-    def __init__(self, settings: GatewaySettings, callers: Callers) -> None:
+    def __init__(
+        self, settings: GatewaySettings, callers: Callers, goals: Goals = lambda metadata: ServiceGoals()
+    ) -> None:
         self._settings = settings
         self._callers = callers
+        self._goals = goals
 
     def accept(self, metadata: Mapping[str, str], remaining_s: float | None, span: Span, *, stream: bool) -> Call:
         """Make the call and set the log context of the running task to it.
@@ -188,6 +226,7 @@ class CallIntake:
             caller,
             idempotent=bool(key),
             is_named=bool(key or metadata.get("x-request-id")),
+            goals=self._goals(metadata),
         )
 
     def _deadline_after(self, remaining_s: float | None) -> int:

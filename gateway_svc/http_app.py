@@ -12,6 +12,8 @@ from starlette.routing import Route
 from gateway_svc import openapi
 from gateway_svc.anthropic.routes import MessageRoutes, ModelCards
 from gateway_svc.calls import Call, CallIntake
+from gateway_svc.cell.exposition import Exposition
+from gateway_svc.cell.load_routes import LoadRoutes
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
@@ -52,6 +54,8 @@ def http_app(
     not_ready_because: Callable[[], str],
     metrics: GatewayMetrics,
     scorer: Scorer,
+    exposition: Exposition,
+    loads: LoadRoutes,
     *,
     shows_tokenizer: bool,
 ) -> Starlette:
@@ -91,9 +95,10 @@ def http_app(
         door.route("POST", "/tokenize", text.tokenize),
         door.route("POST", "/detokenize", text.detokenize),
         *([door.route("GET", "/tokenizer_info", text.tokenizer)] if shows_tokenizer else []),
+        *loads.routes(door),
         *public_routes(not_ready_because),
         Route("/openapi.json", _described(), methods=["GET"]),
-        Route("/metrics", _measured(metrics), methods=["GET"]),
+        Route("/metrics", _measured(exposition), methods=["GET"]),
     ]
     handlers = {QuireError: known_error, HTTPException: http_error}
     return Starlette(routes=routes, middleware=[Middleware(RequestIds)], exception_handlers=handlers)
@@ -143,10 +148,10 @@ def _described() -> Callable[[Request], object]:
     return answer
 
 
-def _measured(metrics: GatewayMetrics) -> Callable[[Request], object]:
+def _measured(exposition: Exposition) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
         """Answer with the metrics in the requested format."""
-        text, kind = metrics.text(request.headers.get("accept", ""))
+        text, kind = await exposition.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     return answer

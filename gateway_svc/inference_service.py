@@ -7,16 +7,12 @@ of the event loop.
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
-from opentelemetry.trace import Span
 
-from gateway_svc import spans
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
 from gateway_svc.generating.embedder import Embedder
@@ -24,14 +20,13 @@ from gateway_svc.generating.generation import Event, Generation, collect
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
 from gateway_svc.generating.request_scope import Running
+from gateway_svc.grpc_calls import OpenCall, initial_metadata, metadata_of
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common.errors import Cancelled, InvalidArgument, QuireError
 from svc_common.net import rpc
-from svc_common.observability import telemetry
-from svc_common.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -177,7 +172,7 @@ class InferenceService:
                     call = opened.accept(self._intake, context, stream=False)
                     async with until_left_unread(call):
                         answer = await method(raw, call, context)
-                        await context.send_initial_metadata(_initial_metadata(call.request_id, call.span))
+                        await context.send_initial_metadata(initial_metadata(call.request_id, call.span))
                         return answer
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
@@ -192,48 +187,9 @@ class InferenceService:
 
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=pb.GenerateEvent.SerializeToString)
 
-    def _open(self, name: str, context: _Context) -> "_OpenCall":
-        span = self._spans.grpc(f"{SERVICE_NAME}/{name}", _metadata(context))
-        return _OpenCall(name, span, self._metrics)
-
-
-class _OpenCall:
-    """Context around one call: ends its span, counts it, and makes every error typed.
-
-    Errors get the request id in their metadata.
-    """
-
-    __slots__ = ("_metrics", "_name", "_request_id", "_span")
-
-    def __init__(self, name: str, span: Span, metrics: GatewayMetrics) -> None:
-        self._name = name
-        self._span = span
-        self._metrics = metrics
-        self._request_id = ""
-
-    def accept(self, intake: CallIntake, context: _Context, *, stream: bool) -> Call:
-        """Take the call in and put its request id on the span."""
-        call = intake.accept(_metadata(context), context.time_remaining(), self._span, stream=stream)
-        self._request_id = call.request_id
-        spans.set_request_id(self._span, call.request_id)
-        return call
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        known = rpc.hide(error) if isinstance(error, Exception) and not isinstance(error, QuireError) else error
-        if isinstance(known, QuireError) and self._request_id:
-            known.metadata.setdefault("request_id", self._request_id)
-        if known is not None:
-            spans.set_error(self._span, known)
-        self._span.end()
-        self._metrics.call_ended("grpc", self._name, known)
-        if known is not error:
-            assert known is not None
-            raise known from error
+    def _open(self, name: str, context: _Context) -> OpenCall:
+        span = self._spans.grpc(f"{SERVICE_NAME}/{name}", metadata_of(context))
+        return OpenCall(name, span, self._metrics)
 
 
 async def _write_events(generation: Generation, call: Call, context: _Context) -> None:
@@ -242,7 +198,7 @@ async def _write_events(generation: Generation, call: Call, context: _Context) -
     async for events in generation:
         if sequence == 0:
             # Not earlier: once headers are sent, the client can no longer retry a refusal by itself.
-            await context.send_initial_metadata(_initial_metadata(generation.request_id, call.span))
+            await context.send_initial_metadata(initial_metadata(generation.request_id, call.span))
         for event in events:
             await context.write(_public_event(sequence, event))
             sequence += 1
@@ -253,19 +209,6 @@ async def _write_events(generation: Generation, call: Call, context: _Context) -
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-def _metadata(context: _Context) -> Mapping[str, str]:
-    given: Any = context.invocation_metadata() or ()
-    return {key: value for key, value in given if isinstance(value, str)}
-
-
-def _initial_metadata(request_id: str, span: Span) -> tuple[tuple[str, str], ...]:
-    ours = (("x-request-id", request_id), ("x-quire-version", VERSION))
-    trace_id = telemetry.trace_id(span)
-    if not trace_id:
-        return ours
-    return (*ours, ("x-trace-id", trace_id), ("traceresponse", telemetry.trace_context(span).traceparent))
 
 
 def _set_trailers(context: _Context, timing: pb.Timing, worker_id: str = "") -> None:

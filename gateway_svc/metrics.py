@@ -5,13 +5,14 @@ One registry, made in the composition root. What each metric counts is in `metri
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from opentelemetry.trace import Span
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 
 from gateway_svc import metric_definitions as d
 from gateway_svc.calls import ClientGone
@@ -77,6 +78,11 @@ class GatewayMetrics:
         if meter.usage is not None:
             self._tokens.labels(*labels, "input").observe(meter.usage.prompt_tokens)
             self._tokens.labels(*labels, "output").observe(meter.usage.completion_tokens)
+
+    def histograms(self) -> Iterator[Metric]:
+        """The histograms of requests with their present values."""
+        for histogram in (self._duration, self._ttft, self._tpot, self._tokens):
+            yield from histogram.collect()
 
     # --- gauges and output -------------------------------------------------------------------------------------------
 

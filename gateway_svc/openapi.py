@@ -108,6 +108,8 @@ OPERATIONS = (
     _Operation("get", "/health/live", "200 while the process answers"),
     _Operation("get", "/version", "The release"),
     _Operation("get", "/metrics", "Metrics in Prometheus' text form", media="text/plain"),
+    _Operation("get", "/v1/loads", "The cell's load, as SGLang answers"),
+    _Operation("get", "/load", "Number of the cell's requests, as vLLM answers"),
     _Operation("get", "/openapi.json", "This description"),
 )
 

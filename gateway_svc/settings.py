@@ -1,11 +1,12 @@
 """Settings of a gateway. Nothing here reads the environment: the command line passes the values in."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from svc_common.net.rpc import PUBLIC_METADATA_BYTES
 from svc_common.net.tls_settings import DoorSettings, PeerSettings
@@ -41,6 +42,7 @@ ReasoningFormatName = Literal["think", "hunyuan", "seed-oss", "mistral", "comman
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+_OBJECTIVE = re.compile(r"[^=,\s]+=-?\d{1,9}", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 
 
@@ -48,6 +50,14 @@ def _known_origin(text: str) -> str:
     """Return `text` if it is `*` or an origin in browsers' form; raises ValueError otherwise."""
     if text != "*" and not _ORIGIN.fullmatch(text):
         raise ValueError(f"{text!r} is no web origin; write SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")
+    return text
+
+
+def _known_objectives(text: str) -> str:
+    """Return `text` if it is a list of NAME=PRIORITY; raises ValueError otherwise."""
+    for part in filter(None, text.split(",")):
+        if not _OBJECTIVE.fullmatch(part):
+            raise ValueError(f"{part!r} is no objective; write NAME=PRIORITY, with a whole number")
     return text
 
 
@@ -125,6 +135,12 @@ class GatewaySettings(BaseModel):
     """With --score-template: texts of one token each; the score is the probability of the first among them."""
     enable_tokenizer_info_endpoint: bool = False
     """Answer GET /tokenizer_info, which shows the chat template."""
+    metrics_names: Literal["all", "quire", "vllm"] = "all"
+    """Names under which /metrics has the cell's values: Quire's, vLLM's, or all."""
+    router_headers: bool = False
+    """Take tenant, priority and deadline of a request from the x-llm-d-* headers of a router that sets or removes them."""
+    objectives: Annotated[str, AfterValidator(_known_objectives)] = ""
+    """With --router-headers: priorities of the objectives in x-llm-d-inference-objective, as NAME=PRIORITY,...; others have 0."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False
@@ -137,6 +153,18 @@ class GatewaySettings(BaseModel):
     """Encryption towards clients."""
     peers: PeerSettings = PeerSettings()
     """Encryption towards the scheduler."""
+
+    @model_validator(mode="after")
+    def _objectives_come_in_headers(self) -> Self:
+        if self.objectives and not self.router_headers:
+            raise ValueError("objectives are named by headers, which only router_headers makes the gateway read")
+        return self
+
+    @property
+    def priorities(self) -> Mapping[str, int]:
+        """Priority of each objective."""
+        pairs = (part.partition("=") for part in self.objectives.split(",") if part)
+        return {name: int(priority) for name, _, priority in pairs}
 
     @property
     def http_limits(self) -> HttpLimits:

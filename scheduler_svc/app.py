@@ -205,7 +205,7 @@ class _SchedulerService:
             set_policy=self._loop.set_policy,
             drain_worker=self._loop.drain_worker,
             adapters=calls,
-            load=LoadReport(self._settings, self._book, self._core, self._log, self._readiness),
+            load=LoadReport(self._settings, self._book, self._core, self._log, self._readiness, self._metrics.sums),
             roster=self._roster,
             readiness=self._readiness,
             book=self._book,

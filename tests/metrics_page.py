@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gateway_svc import metric_definitions as gateway
+from gateway_svc.cell import definitions as cell
 from scheduler_svc.observe.metrics import definitions as scheduler
 from svc_common.observability.metrics import MODEL_NAME, Kind, MetricSpec, new_registry
 from worker_svc.shell import metric_definitions as worker
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metrics.md"
 
 SERVICES: Mapping[str, Sequence[MetricSpec]] = {
-    "Gateway": gateway.METRICS,
+    "Gateway": (*gateway.METRICS, *cell.CELL_METRICS),
     "Scheduler": scheduler.METRICS,
     "Worker": worker.METRICS,
 }

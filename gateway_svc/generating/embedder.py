@@ -35,6 +35,7 @@ class Embedder:
         """
         call.span.add_event(names.PARSED)
         room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
+        call.goals.put_priority(request.scheduling)
         permitted = call.caller.terms.permit(request.scheduling.priority)
         metered = self._metrics.request("embeddings", stream=False, span=call.span)
         with metered as meter, permitted as permit, room:
@@ -72,7 +73,7 @@ class Embedder:
                 permit.charge(submit)
                 submit.trace.CopyFrom(span.context)
                 submit.resumable = call.idempotent
-                running.append(self._link.submit(submit, call.deadline_ns, spans=span.submission()))
+                running.append(self._link.submit(submit, call.deadline_of(1), spans=span.submission()))
             for engine_request in running:
                 values, account = await _vector(engine_request)
                 _add(response, as_asked(values, normalize=normalize), engine_request, account)

@@ -71,6 +71,7 @@ class Generator:
         call.span.add_event(names.PARSED)
         operation = "chat" if isinstance(request, inference_pb2.ChatRequest) else "text_completion"
         meter = scope.enter(self._metrics.request(operation, stream=call.stream, span=call.span))
+        call.goals.put_priority(request.scheduling)
         permit = scope.enter(call.caller.terms.permit(request.scheduling.priority))
         # Before any other work: check for room here and, as far as is known, at the scheduler.
         admission = self._link.admission
@@ -103,7 +104,10 @@ class Generator:
         if submit.resumable:
             submit.frontend_state = _state_of(resolved, model).SerializeToString()
         request = self._link.submit(
-            submit, call.deadline_ns, returns_partial=resolved.returns_partial, spans=span.submission()
+            submit,
+            call.deadline_of(submit.stop.max_tokens),
+            returns_partial=resolved.returns_partial,
+            spans=span.submission(),
         )
         return Submitted(request, self._link.requests, permit)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from svc_common.errors import InvalidArgument, QuireError
 
+DROPPED_HEADER = "x-llm-d-request-dropped-reason"
 _HTTP_STATUSES = {
     "RESUME_EXPIRED": 410,
     "METHOD_NOT_ALLOWED": 405,
@@ -47,6 +48,17 @@ _INSIDE = (
     (re.compile(r"^(messages\[\d+\]\.tool_calls\[\d+\])\.(name|arguments)"), r"\1.function.\2"),
     (re.compile(r"^(messages\[\d+\])\.reasoning\b"), r"\1.reasoning_content"),
 )
+# By reason, in the words of llm-d's router, which clients and outer routers branch on.
+_DROPPED = {
+    "QUEUE_FULL": "rejected-saturated",
+    "GATEWAY_FULL": "rejected-saturated",
+    "DRAINING": "rejected-shutting-down",
+    "NO_WORKER": "rejected-no-endpoints",
+    "NO_MODEL": "rejected-no-endpoints",
+    "SCHEDULER_AWAY": "rejected-no-endpoints",
+    "EXPIRED_IN_QUEUE": "rejected-ttl-expired",
+    "INFEASIBLE": "rejected-ttl-expired",
+}
 # Errors that would repeat unchanged; OpenAI's packages otherwise retry 409 and 5xx.
 _FINAL = frozenset({"ALREADY_EXISTS", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"})
 
@@ -90,11 +102,16 @@ def without_group(field: str) -> str:
 
 
 def error_headers(error: QuireError) -> dict[str, str]:
-    """Retry headers of an error.
+    """Retry headers of an error, and why a request was dropped before it ran, for routers.
 
     The time is given in whole seconds and in milliseconds, which OpenAI's packages prefer; other headers say
     that a retry is useless.
     """
+    dropped = _DROPPED.get(error.reason)
+    return _retry_headers(error) | ({DROPPED_HEADER: dropped} if dropped else {})
+
+
+def _retry_headers(error: QuireError) -> dict[str, str]:
     if error.status == "UNAUTHENTICATED":
         return {"www-authenticate": "Bearer"}
     if error.retry_after_s is not None:

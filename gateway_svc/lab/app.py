@@ -1,7 +1,7 @@
 """ASGI application of the lab: the page, its JSON, its stream of steps, and additions by a gateway. Access: `guard`."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -83,7 +83,7 @@ def _part(data: bytes, *, more: bool = True) -> dict[str, Any]:
 PAGE = Path(__file__).parent / "page"
 MOST_STEPS = 200
 
-Measured = Callable[[str], tuple[bytes, str]]
+Measured = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Takes an Accept header; returns metrics in Prometheus' text format and their content type."""
 
 
@@ -119,7 +119,7 @@ async def _index(request: Request) -> Response:
 def _metrics(measured: Measured) -> Callable[[Request], object]:
     async def answer(request: Request) -> Response:
         """Answer with the metrics in the requested format."""
-        text, kind = measured(request.headers.get("accept", ""))
+        text, kind = await measured(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     return answer

@@ -11,7 +11,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("queues", "num_waiting", "num_waiting_tokens", "max_waiting", "max_waiting_tokens", "gpu", "cpu", "output_tokens_per_s", "starts_per_s", "draining", "serving", "tenants")
+    __slots__ = ("queues", "num_waiting", "num_waiting_tokens", "max_waiting", "max_waiting_tokens", "gpu", "cpu", "output_tokens_per_s", "starts_per_s", "draining", "serving", "tenants", "queued_work_s", "max_running", "adapters", "totals")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,10 @@ class GetLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_WORK_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     queues: Queues
     num_waiting: int
     num_waiting_tokens: int
@@ -36,7 +40,35 @@ class GetLoadResponse(_message.Message):
     draining: bool
     serving: bool
     tenants: _containers.RepeatedCompositeFieldContainer[TenantLoad]
-    def __init__(self, queues: _Optional[_Union[Queues, _Mapping]] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., output_tokens_per_s: _Optional[float] = ..., starts_per_s: _Optional[float] = ..., draining: bool = ..., serving: bool = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ...) -> None: ...
+    queued_work_s: float
+    max_running: int
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterLoad]
+    totals: LoadTotals
+    def __init__(self, queues: _Optional[_Union[Queues, _Mapping]] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., output_tokens_per_s: _Optional[float] = ..., starts_per_s: _Optional[float] = ..., draining: bool = ..., serving: bool = ..., tenants: _Optional[_Iterable[_Union[TenantLoad, _Mapping]]] = ..., queued_work_s: _Optional[float] = ..., max_running: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[AdapterLoad, _Mapping]]] = ..., totals: _Optional[_Union[LoadTotals, _Mapping]] = ...) -> None: ...
+
+class LoadTotals(_message.Message):
+    __slots__ = ("prefill_tokens", "output_tokens", "queried_tokens", "hit_tokens", "preemptions")
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    prefill_tokens: int
+    output_tokens: int
+    queried_tokens: int
+    hit_tokens: int
+    preemptions: int
+    def __init__(self, prefill_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., queried_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class AdapterLoad(_message.Message):
+    __slots__ = ("adapter", "num_waiting", "num_running")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    num_waiting: int
+    num_running: int
+    def __init__(self, adapter: _Optional[str] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ...) -> None: ...
 
 class TenantLoad(_message.Message):
     __slots__ = ("tenant", "num_waiting", "num_running")

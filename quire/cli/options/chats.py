@@ -1,4 +1,4 @@
-"""Options about tool calls and reasoning in chats, and about scores of texts."""
+"""Options about tool calls and reasoning in chats, about scores of texts, and about routers in front of the gateway."""
 
 from gateway_svc.settings import GatewaySettings
 from quire.cli.options.settings import options_of
@@ -8,5 +8,6 @@ parsers = options_of(
     panels={
         "Chats": ("tool_parser", "reasoning_parser"),
         "Scores": ("score_template", "score_tokens", "enable_tokenizer_info_endpoint"),
+        "Routers": ("metrics_names", "router_headers", "objectives"),
     },
 )

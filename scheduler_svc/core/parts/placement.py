@@ -157,11 +157,11 @@ def queued_tokens(state: CoreState) -> float:
     """Tokens that the groups bound to a worker group have yet to compute, with a share of their expected outputs."""
     if state.queued_tokens is None:
         num_seqs, half = state.num_running_seqs + len(state.swapped), state.lengths.mean / 2 or _UNKNOWN_OUTPUT
-        state.queued_tokens = _prompt_tokens(state) + _OUTPUT_SHARE * half * num_seqs
+        state.queued_tokens = prompt_tokens_left(state) + _OUTPUT_SHARE * half * num_seqs
     return state.queued_tokens
 
 
-def _prompt_tokens(state: CoreState) -> int:
+def prompt_tokens_left(state: CoreState) -> int:
     """Tokens of prompts, and of outputs to be computed again, that are not computed; fast-decode rows have none."""
     missing = len(state.running) - len(state.fast_rows.members)
     pending = 0

@@ -60,6 +60,19 @@ WAITING_LIMIT = MetricSpec(
     serves="[overload](overload.md)",
     query='quire_scheduler_requests{queue="waiting"} / on (instance) quire_scheduler_waiting_limit{of="requests"}',
 )
+QUEUED_WORK = MetricSpec(
+    name="quire_queued_work_seconds",
+    kind=Kind.GAUGE,
+    of_model=True,
+    unit="seconds",
+    text="Estimated time for which all workers compute what waits.",
+    formula=(
+        "Prompt tokens of waiting requests and uncomputed ones of running requests, at the measured cost of a token, and the "
+        "expected outputs of waiting requests at the pace of the present batch; over all workers. Absent while its cost is unknown."
+    ),
+    serves="[routers](routers.md): autoscaling by seconds of queued work",
+    query="max(quire_queued_work_seconds)",
+)
 SERVING = MetricSpec(
     name="quire_scheduler_serving",
     kind=Kind.GAUGE,
@@ -349,7 +362,8 @@ DROPPED_RESPONSES = MetricSpec(
 )
 
 READ = (
-    *(REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, SERVING, WORKER_UP, WORKER_GROUPS, BLOCKS),
+    *(REQUESTS, WAITING_BY_REASON, WAITING_TOKENS, WAITING_LIMIT, QUEUED_WORK, SERVING, WORKER_UP),
+    *(WORKER_GROUPS, BLOCKS),
     *(STORED_RESPONSES, STORED_BYTES, DROPPED_RESPONSES),
 )
 COUNTED_BY_STEPS = (

@@ -10,6 +10,7 @@ from scheduler_svc.core.reasons import WAITING_QUEUES
 from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.metrics import definitions as d
+from scheduler_svc.observe.queued_work import queued_work_s
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
@@ -61,11 +62,13 @@ class Readings:
         limits = watched.settings
         values = watched.values
         values.expire()
+        work_s = queued_work_s(watched.core(), waiting, watched.book.room.num_tokens)
         return {
             d.WAITING_BY_REASON: {(reason,): reasons[reason] for reason in d.WAIT_REASONS},
             d.REQUESTS: {("waiting",): waiting, ("running",): running, ("swapped",): swapped},
             d.WAITING_TOKENS: {(): watched.book.room.num_tokens},
             d.WAITING_LIMIT: {("requests",): limits.max_waiting_requests, ("tokens",): limits.max_waiting_tokens},
+            d.QUEUED_WORK: {} if work_s is None else {(): work_s},
             d.SERVING: {(): watched.readiness.is_open},
             d.WORKER_UP: {(lane.address,): lane.is_here for lane in watched.roster.wanted},
             d.WORKER_GROUPS: self._groups(),

@@ -25,7 +25,8 @@ class SchedulerMetrics:
         self.registry.register(OnLoop(asyncio.get_running_loop(), d.READ, readings.read))
         self.registry.register(DroppedSpans(tracing))
         watched.book.listen(self._requests)
-        self.stats_line = StatsLine(readings, self._sums, monotonic_ns)
+        self.stats_line = StatsLine(readings, self.sums, monotonic_ns)
 
-    def _sums(self) -> Sums:
+    def sums(self) -> Sums:
+        """Values of the counters, by name."""
         return sums_of([*self.steps.sums, *self._requests.sums])

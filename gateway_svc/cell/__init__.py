@@ -1,0 +1,1 @@
+"""The cell as routers see it: its load under their names and forms, and their headers."""
