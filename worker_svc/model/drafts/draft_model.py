@@ -202,6 +202,6 @@ def _head(settings: WorkerSettings, loaded: LoadedModel, device: Device) -> Draf
 def head_pools(
     shape: CacheShape, hidden_size: int, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> tuple[PoolShape, PoolShape]:
-    """Of an MTP head whose layer has this cache shape: its keys and values, and the hidden states that it reads."""
+    """Of an MTP head with this cache shape in its layer: its keys and values, and the hidden states that it reads."""
     states = states_shape(shape.block_size, hidden_size)
     return PoolShape(shape, 1, cache_dtype), PoolShape(states, 1, dtype)
