@@ -29,6 +29,13 @@ SCHEDULER = Dashboard(
             queries=quantiles("quire_queue_time_seconds"),
         ),
         Panel(
+            title="Queued work",
+            text="Estimated time for which all workers compute what waits, by the measured costs of steps.",
+            unit="s",
+            may_be_empty=True,
+            queries=(Query("max(quire_queued_work_seconds)", "queued work"),),
+        ),
+        Panel(
             title="Queue fill",
             text="Waiting requests and prompt tokens as a share of their limits. At 100 % requests are refused with QUEUE_FULL.",
             unit="percentunit",

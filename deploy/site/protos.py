@@ -11,6 +11,8 @@ _TITLES = {
     "common": "common.proto: shared messages",
     "engine": "engine.proto: gateway and scheduler",
     "worker": "worker.proto: scheduler and worker",
+    "smg_common": "smg_common.proto: what routers' contracts share",
+    "vllm_engine": "vllm_engine.proto: the contract of SGLang Model Gateway",
 }
 
 

@@ -1,6 +1,7 @@
 """Parser for calls with parameters in tags: Qwen3-Coder, GLM, MiniMax, Seed-OSS, DeepSeek V3.2, Step3."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from gateway_svc.chat.tool_calls.call_parser_base import MAX_HELD_CHARS, CallRul
 from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
 from gateway_svc.chat.tool_calls.parameter_types import STRING, json_value
 from gateway_svc.chat.tool_calls.pieces import KEY, NAME, WORD, Found, Piece, literals, match
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class TaggedParser(MarkedParser):
     def _value_size(self) -> tuple[int, int]:
         """Certain characters of the value, and the number of them with its closing marker; 0 = not there yet."""
         text, close = self.buffer, self._tags.close
-        size = text.find(close)
+        size = self._closing_place(text, close)
         end = size + len(close) if size >= 0 else 0
         if size < 0:
             held = next((n for n in range(len(close) - 1, 0, -1) if text.endswith(close[:n])), 0)
@@ -141,6 +144,14 @@ class TaggedParser(MarkedParser):
         if self._tags.is_padded and text[:size].endswith("\n") and (end or not self.is_over):
             size -= 1
         return size, end
+
+    def _closing_place(self, text: str, close: str) -> int:
+        """Where the value's closing marker is, -1 = not there yet. Strings within a held object or list may contain its text."""
+        if self.state == self._in_value and text.startswith(("{", "[")):
+            outside = _JSON_STRING.sub(lambda found: " " * len(found[0]), text).find(close)
+            if outside >= 0 or not self.is_over:
+                return outside
+        return text.find(close)
 
     def _give_escaped(self, num_chars: int) -> None:
         if num_chars:

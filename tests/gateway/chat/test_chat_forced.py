@@ -24,7 +24,7 @@ from svc_common.grammars import GrammarCompiler
 from tests.gateway.chat.test_chat_events import hear, with_special
 from tests.support.services import models
 from tests.support.services.call_writers import WRITERS
-from tests.support.services.chat_outputs import parsed
+from tests.support.services.chat_outputs import cut, parsed
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
@@ -194,8 +194,11 @@ def random_object(rng: random.Random, depth: int, strings: dict[str, Any]) -> di
     }
 
 
-def check_random_schemas(name: str, rng: random.Random) -> int:
-    """Draw an output from the grammar of random tools; returns the number of calls, which are parsed back and fit."""
+def check_random_schemas(name: str, rng: random.Random, most_splits: int) -> tuple[int, int]:
+    """Draw an output from the grammar of random tools, whose calls are parsed back and fit, however the output is split.
+
+    Returns the numbers of calls and of splits.
+    """
     special = rng.choice(((), SPECIAL.get(name, ())))
     text = model("", *special)
     # Free text in tags ends where a random token is the closing marker.
@@ -205,25 +208,33 @@ def check_random_schemas(name: str, rng: random.Random) -> int:
     for tool, schema in schemas.items():
         request.tools.add(name=tool, parameters_json=json.dumps(schema))
     found = resolved(request, text, name, "none")
-    heard, _, _ = hear(random_output(text, found.sampling.grammar, rng), how=found.parsing, model=text)
+    assert found.parsing is not None
+    ids = random_output(text, found.sampling.grammar, rng)
+    heard, _, _ = hear(ids, how=found.parsing, model=text)
     assert {kind for kind, _, _ in heard.parts} == {"call"}
     for _, tool, arguments in heard.parts:
         jsonschema.validate(json.loads(arguments), schemas[tool.partition(":")[2]])
-    return len(heard.parts)
+    output = text.decode(ids[:-1], special_tokens=True)
+    places = rng.sample(range(len(output)), min(len(output), most_splits))
+    for pieces in (list(output), *(cut(output, [place]) for place in places)):
+        assert parsed(found.parsing.parser, pieces) == heard.parts, pieces
+    return len(heard.parts), len(places) + 1
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_forced_calls_of_random_schemas_are_parsed_back(name: str, record_property: Any) -> None:
-    """What the grammar allows, the format's parser reads as that call."""
-    record_property("size", f"{check_random_schemas(name, random.Random(name))} calls of 1 of 50 outputs")
+    """What the grammar allows, the format's parser reads as that call, also from a stream."""
+    num_calls, num_splits = check_random_schemas(name, random.Random(name), 10)
+    record_property("size", f"{num_calls} calls of 1 of 50 outputs, {num_splits} splits")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_forced_calls_of_many_random_schemas_are_parsed_back(name: str, record_property: Any) -> None:
-    """The same for many."""
+    """The same for many, each cut once at up to 20 places."""
     rng = random.Random(f"{name}, many")
-    record_property("size", f"{sum(check_random_schemas(name, rng) for _ in range(50))} calls of 50 of 50 outputs")
+    num_calls, num_splits = map(sum, zip(*(check_random_schemas(name, rng, 20) for _ in range(50)), strict=True))
+    record_property("size", f"{num_calls} calls of 50 of 50 outputs, {num_splits} splits")
 
 
 TAGS = {

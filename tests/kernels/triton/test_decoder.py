@@ -159,7 +159,9 @@ def test_programs(record_property):
     check_programs(range(QUICK), record_property)
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "cache_dtype", [pytest.param(torch.int8, marks=pytest.mark.long), torch.float8_e4m3fn], ids=str
+)
 def test_programs_over_numbers_with_scales(cache_dtype, record_property):
     """R18: rotation writes numbers with scales, attention reads them."""
     check_programs(range(QUICK), record_property, cache_dtype)

@@ -58,16 +58,17 @@ def library_steps(engine: ModelEngine, monkeypatch) -> list[list[int]]:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "family", "settings"),
     [
         ("flashinfer", "llama", {}),
-        pytest.param("flash-attn-3", "llama", {}, marks=pytest.mark.long),
-        pytest.param("torch", "llama", {}, marks=pytest.mark.long),
-        pytest.param("flashinfer", "gemma3_text", {}, marks=pytest.mark.long),
-        pytest.param("flash-attn-3", "mistral", {}, marks=pytest.mark.long),
-        pytest.param("flashinfer", "qwen3", {"fuse": False}, marks=pytest.mark.long),
-        pytest.param("flash-attn-3", "gemma2", {}, marks=pytest.mark.long),
+        ("flash-attn-3", "llama", {}),
+        ("torch", "llama", {}),
+        ("flashinfer", "gemma3_text", {}),
+        ("flash-attn-3", "mistral", {}),
+        ("flashinfer", "qwen3", {"fuse": False}),
+        ("flash-attn-3", "gemma2", {}),
     ],
 )
 def test_tokens_are_those_of_the_modules(name, family, settings, takes_small, tmp_path, monkeypatch, record_property):

@@ -54,6 +54,7 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @KINDS
 def test_weights_stay_as_they_are_stored(family: str, stored: Stored, tmp_path: Path) -> None:
     """R9: the device never holds a matrix dequantized; `quire plan` counts the same bytes."""

@@ -82,6 +82,7 @@ def test_tokens_of_all_families(family, tmp_path, record_property):
     record_property("size", f"fake CUDA: recorded steps of {family}, {launched} launches a step")
 
 
+@pytest.mark.long
 def test_a_wrong_recording_is_not_used(tmp_path, monkeypatch, caplog):
     """One whose logits are not those of the program: steps run as if there were none."""
     path = make_checkpoint("llama", tmp_path / "llama")
