@@ -98,7 +98,7 @@ class TaggedParser(MarkedParser):
         return True
 
     def _in_string(self) -> bool:
-        size, end = self._value_size()
+        size, end = self._value_size(self.buffer.find(self._tags.close))
         self._give_escaped(size)
         if end:
             self.give(end - size, text='"')
@@ -107,7 +107,7 @@ class TaggedParser(MarkedParser):
 
     def _in_value(self) -> bool:
         """State: in a value that is not known to be a string; held until it is complete."""
-        size, end = self._value_size()
+        size, end = self._value_size(self._closing_outside_strings())
         if size > MAX_HELD_CHARS:
             return self._begin_long_value()
         if not end:
@@ -126,17 +126,16 @@ class TaggedParser(MarkedParser):
         return True
 
     def _in_json_value(self) -> bool:
-        size, end = self._value_size()
+        size, end = self._value_size(self.buffer.find(self._tags.close))
         self.give(size)
         if end:
             self.give(end - size, text="")
             self.state = self._at_parameter
         return bool(end)
 
-    def _value_size(self) -> tuple[int, int]:
-        """Certain characters of the value, and the number of them with its closing marker; 0 = not there yet."""
+    def _value_size(self, size: int) -> tuple[int, int]:
+        """Certain characters of the value, and those up to the end of its closing marker at `size`; -1, 0 = not there."""
         text, close = self.buffer, self._tags.close
-        size = self._closing_place(text, close)
         end = size + len(close) if size >= 0 else 0
         if size < 0:
             held = next((n for n in range(len(close) - 1, 0, -1) if text.endswith(close[:n])), 0)
@@ -145,9 +144,10 @@ class TaggedParser(MarkedParser):
             size -= 1
         return size, end
 
-    def _closing_place(self, text: str, close: str) -> int:
-        """Where the value's closing marker is, -1 = not there yet. Strings within a held object or list may contain its text."""
-        if self.state == self._in_value and text.startswith(("{", "[")):
+    def _closing_outside_strings(self) -> int:
+        """Where the closing marker begins, -1 = not there yet. Strings within an object or a list may contain its text."""
+        text, close = self.buffer, self._tags.close
+        if text.startswith(("{", "[")):
             outside = _JSON_STRING.sub(lambda found: " " * len(found[0]), text).find(close)
             if outside >= 0 or not self.is_over:
                 return outside
