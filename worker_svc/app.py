@@ -218,7 +218,8 @@ class _Worker:
         is_loading = self.lifecycle.stop_loading()
         if not is_loading:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.owned_steps.drain(), _STEP_GRACE_S)
+                async with asyncio.timeout(_STEP_GRACE_S):
+                    await self.owned_steps.drain()
         # grpc logs a traceback for a call whose connection breaks while it is cut off.
         logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
         await self.server.stop(0 if is_loading else _STREAM_GRACE_S)

@@ -11,8 +11,9 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -161,7 +162,8 @@ class SchedulerLink:
         if self.state.attached:
             self._outbox.say_goodbye()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._left.wait(), GOODBYE_TIMEOUT_S)
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await self._left.wait()
         for request in self.requests:
             request.fail(_stopping())
 
@@ -186,21 +188,15 @@ class SchedulerLink:
     async def _attach(self) -> Exception:
         """Run one stream; return the error that ended it."""
         self._moved.clear()
-        stream = self._stub.Attach()
+        stream, welcomed = self._stub.Attach(), asyncio.Event()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._until_moved())
-                hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
-                await stream.write(engine_pb2.FrontendMessage(hello=hello))
-                first = await asyncio.wait_for(stream.read(), WELCOME_TIMEOUT_S)
-                self._welcome(_message(first).welcome)
-                group.create_task(self._write_all(stream))
-                group.create_task(self._read_all(stream))
-        except ExceptionGroup as group_error:
-            return _cause(group_error)
+            return _cause(
+                await _failures(
+                    self._until_moved(), self._write_all(stream, welcomed), self._read_all(stream, welcomed)
+                )
+            )
         finally:
             stream.cancel()
-        raise AssertionError("the stream's tasks end only by an exception")
 
     async def _until_moved(self) -> None:
         await self._moved.wait()
@@ -216,13 +212,20 @@ class SchedulerLink:
         self.admission.hear(welcome.queue)
         self._set_service(welcome.state)
 
-    async def _write_all(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _write_all(self, stream: grpc.aio.StreamStreamCall, welcomed: asyncio.Event) -> None:
+        hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
+        await stream.write(engine_pb2.FrontendMessage(hello=hello))
+        await welcomed.wait()
         while not self._outbox.said_goodbye:
             await self._outbox.filled.wait()
             await stream.write(self._outbox.take())
         await stream.done_writing()
 
-    async def _read_all(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _read_all(self, stream: grpc.aio.StreamStreamCall, welcomed: asyncio.Event) -> None:
+        async with asyncio.timeout(WELCOME_TIMEOUT_S):
+            first = await stream.read()
+        self._welcome(_message(first).welcome)
+        welcomed.set()
         while True:
             message = _message(await stream.read())
             self.requests.receive(message)
@@ -270,7 +273,22 @@ def _message(read: object) -> engine_pb2.EngineMessage:
     return read
 
 
-def _cause(both: ExceptionGroup[Exception]) -> Exception:
+async def _failures(*parts: Coroutine[Any, Any, None]) -> list[Exception]:
+    """Run them until one fails, end the others, and return the errors of those that failed.
+
+    No TaskGroup: before Python 3.13 one that fails forgets that it was cancelled, and the link would go on.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return [error for error in ended if isinstance(error, Exception)]
+
+
+def _cause(errors: list[Exception]) -> Exception:
     """Choose the more telling error: the reading task knows why a stream ended, the writing one only that it did."""
-    known = [error for error in both.exceptions if isinstance(error, (QuireError, grpc.RpcError))]
-    return known[0] if known else both.exceptions[0]
+    known = [error for error in errors if isinstance(error, (QuireError, grpc.RpcError))]
+    return (known or errors)[0]

@@ -130,7 +130,8 @@ class ModelCatalog:
                 patience_s = min(left_s, self._settings.unreachable_s)
                 left_s -= patience_s
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ready.wait(), patience_s)
+                    async with asyncio.timeout(patience_s):
+                        await self._ready.wait()
                 if not self.warming:
                     return
         finally:

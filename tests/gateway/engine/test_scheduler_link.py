@@ -9,6 +9,8 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.settings import GatewaySettings
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2 as pb
@@ -441,6 +443,25 @@ async def test_stopping_says_goodbye() -> None:
         error = await error_of(call)
         assert (error.status, error.reason) == ("UNAVAILABLE", "DRAINING")
         await running.task
+
+
+@asynchronous
+async def test_a_stop_is_not_forgotten_while_the_stream_ends() -> None:
+    """Cancelled in any turn of the event loop after the stream has broken: the link ends, and does not attach again."""
+    async with engine() as scheduler, grpc.aio.insecure_channel(scheduler.address) as channel:
+        for turns in range(12):
+            link = SchedulerLink(GatewaySettings(scheduler=scheduler.address), rpc.Identity(), channel)
+            running = asyncio.create_task(link.run())
+            await scheduler.attached()
+            while not link.state.attached:
+                await asyncio.sleep(0)
+            link.move()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            running.cancel()
+            done, _ = await asyncio.wait([running], timeout=PATIENCE_S)
+            assert done, f"cancelled {turns} turns after the stream broke"
+            assert running.cancelled()
 
 
 @asynchronous

@@ -49,7 +49,8 @@ def test_requests_continue_at_the_new_address(old_answers: bool, monkeypatch: py
             num_held = len(again.committed[0].token_ids) // 4
             at_new.send(tokens(again.handle, num_held, IDS[num_held:]), finished(again.handle, len(IDS)))
             assert await reading == IDS
-            assert old.attachments.empty()
+            if old_answers:  # else it may have been tried once more before the next lookup
+                assert old.attachments.empty()
 
     test()
 
