@@ -25,8 +25,9 @@ QUICK = {
     "gateway": ("tests/gateway",),
 }
 # Begun in this order: long ones, and those that wait for services, first. torch, which takes seconds to import, is imported by
-# "e2e", "device", "ranks", "engine" and "kernels" alone.
+# "families", "e2e", "device", "ranks", "engine" and "kernels" alone.
 ALL = {
+    "families": ("tests/e2e/test_equality.py", "tests/e2e/test_families_killed.py"),
     "e2e": ("tests/e2e",),
     "device": ("tests/worker/test_fake_cuda.py",),
     "ranks": ("tests/worker/ranks",),
@@ -63,9 +64,8 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     """Run all shares with the tests whose marks fit `expression`. Returns whether no test failed, and each share's seconds."""
     # With kept bytecode a service starts in two thirds of the processor time.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    if expression != LONG:
-        # The shares keep all processors busy; threads of each would wait for each other.
-        environ.setdefault("OMP_NUM_THREADS", "1")
+    # The shares keep all processors busy; threads of each would wait for each other.
+    environ.setdefault("OMP_NUM_THREADS", "1")
     start, running, seconds, good = time.monotonic(), dict[str, subprocess.Popen[bytes]](), dict[str, float](), True
     logs, pending = {share: _LOGS / f"tests-{share}.txt" for share in shares if shares[share]}, list(shares)
     while pending or running:

@@ -11,7 +11,8 @@ from gateway_svc.chat.tool_calls.marked_calls import CallMarkup, MarkedParser
 from gateway_svc.chat.tool_calls.parameter_types import STRING, json_value
 from gateway_svc.chat.tool_calls.pieces import KEY, NAME, WORD, Found, Piece, literals, match
 
-_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_IN_STRING = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+_JSON_STRING = re.compile(rf'"{_IN_STRING.pattern}"?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class TaggedParser(MarkedParser):
     """Parser for calls in a `TagMarkup`; their arguments are shown as a JSON object.
 
     A string is shown as it comes, a value of another type once it is complete, or once it exceeds
-    MAX_HELD_CHARS. Also reads a JSON object in place of the parameters, which forced calls have.
+    MAX_HELD_CHARS. Strings within an object or a list may contain the closing marker. Also reads a JSON
+    object in place of the parameters, which forced calls have.
     """
 
     def __init__(self, markup: TagMarkup, rules: CallRules) -> None:
@@ -126,12 +128,28 @@ class TaggedParser(MarkedParser):
         return True
 
     def _in_json_value(self) -> bool:
+        """State: in a long object or list, outside its strings."""
         size, end = self._value_size(self.buffer.find(self._tags.close))
+        quote = self.buffer.find('"', 0, size)
+        if quote >= 0:
+            self.give(quote + 1)
+            self.state = self._in_json_string
+            return True
         self.give(size)
         if end:
             self.give(end - size, text="")
             self.state = self._at_parameter
         return bool(end)
+
+    def _in_json_string(self) -> bool:
+        """State: in a string of a long object or list, which may contain the closing marker."""
+        found = _IN_STRING.match(self.buffer)
+        size = found.end() if found else 0
+        is_closed = self.buffer.startswith('"', size)
+        self.give(len(self.buffer) if self.is_over and not is_closed else size + is_closed)
+        if is_closed:
+            self.state = self._in_json_value
+        return is_closed
 
     def _value_size(self, size: int) -> tuple[int, int]:
         """Certain characters of the value, and those up to the end of its closing marker at `size`; -1, 0 = not there."""
@@ -145,7 +163,7 @@ class TaggedParser(MarkedParser):
         return size, end
 
     def _closing_outside_strings(self) -> int:
-        """Where the closing marker begins, -1 = not there yet. Strings within an object or a list may contain its text."""
+        """Where the closing marker begins, -1 = not there yet."""
         text, close = self.buffer, self._tags.close
         if text.startswith(("{", "[")):
             outside = _JSON_STRING.sub(lambda found: " " * len(found[0]), text).find(close)

@@ -191,6 +191,18 @@ def test_strings_are_shown_as_they_come() -> None:
     assert shown[0][2].count("line") == 100
 
 
+@pytest.mark.parametrize("size", [4, 17])
+def test_closing_markers_in_strings_of_a_list_do_not_end_it(size: int) -> None:
+    """Neither in one that is held until its end, nor in one that is too long for that; `size` in thousands of characters."""
+    value = ["x" * 1000] * size + ["\\", '"</parameter>"', {"</parameter>": "</parameter> \\"}]
+    head = "<tool_call>\n<function=ns.write-file>\n<parameter=lines>\n"
+    text = f"{head}{json.dumps(value)}\n</parameter>\n</function>\n</tool_call>"
+    want = [("call", "0:ns.write-file", {"lines": value})]
+    assert values(parsed(maker("qwen3-coder"), [text])) == want
+    for step in (1, 7, 997):
+        assert values(parsed(maker("qwen3-coder"), cut(text, range(0, len(text), step)))) == want
+
+
 # --- choice of the format --------------------------------------------------------------------------------------------
 
 # Stylised: the markers of each family's chat template, in the form in which templates write them.
