@@ -25,9 +25,8 @@ QUICK = {
     "gateway": ("tests/gateway",),
 }
 # Begun in this order: long ones, and those that wait for services, first. torch, which takes seconds to import, is imported by
-# "families", "e2e", "device", "ranks", "engine" and "kernels" alone.
+# "e2e", "device", "ranks", "engine" and "kernels" alone.
 ALL = {
-    "families": ("tests/e2e/test_equality.py", "tests/e2e/test_families_killed.py"),
     "e2e": ("tests/e2e",),
     "device": ("tests/worker/test_fake_cuda.py",),
     "ranks": ("tests/worker/ranks",),
@@ -46,8 +45,14 @@ ALL = {
     "tree": ("tests/repo", "tests/svc_common", "tests/install", "tests/simulation"),
     "core": ("tests/core", "tests/block_manager", "tests/golden"),
 }
+# What long tests of "e2e" start serves one test or file, so they can be in several shares.
+SPLIT = {
+    "families": ("tests/e2e/test_equality.py", "tests/e2e/test_families_killed.py"),
+    "groups": ("tests/e2e/test_*ranks.py", "tests/e2e/test_stages.py", "tests/e2e/test_worker*.py"),
+    **ALL,
+}
 LONG = "long"
-TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (ALL, LONG)}
+TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (SPLIT, LONG)}
 Shares = Mapping[str, Sequence[str]]
 
 

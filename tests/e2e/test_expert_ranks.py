@@ -72,7 +72,7 @@ def test_a_killed_rank_loses_no_token(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_each_rank_at_each_moment(ranks: Supervised, model: Path, rank_killer: Killer, record_property: Record) -> None:
-    """Each rank at three kinds of moments, twice."""
+    """Each rank at three kinds of moments."""
     record_property("size", f"{model.name}, {kill_each(ranks, rank_killer, EACH_RANK, logprob_tolerance=TOLERANCE)}")
 
 

@@ -46,7 +46,7 @@ def test_a_killed_rank_loses_no_token(ranks: Supervised, rank_killer: Killer, re
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_each_rank_at_each_moment(ranks: Supervised, rank_killer: Killer, record_property: Record) -> None:
-    """Each rank at three kinds of moments, twice."""
+    """Each rank at three kinds of moments."""
     record_property("size", kill_each(ranks, rank_killer, EACH_RANK))
 
 

@@ -16,7 +16,7 @@ from tests.support.stack.supervised import Readings, Supervised, supervised
 
 MOMENTS = ("middle chunk", "grammar", AT_RANDOM)
 SAMPLE = (("middle chunk", 1), ("grammar", 0))
-EACH_RANK = tuple((moment, rank) for moment in MOMENTS for rank in (0, 1)) * 2
+EACH_RANK = tuple((moment, rank) for moment in MOMENTS for rank in (0, 1))
 
 
 @contextmanager
