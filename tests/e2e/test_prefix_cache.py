@@ -21,7 +21,7 @@ from tests.support.worker.driver import limits_of
 from tests.worker.families.tiny_checkpoints import state_checkpoint
 
 BLOCK = 16
-LENGTH, SHARED, MAX_MODEL_LEN = 2000, 1500, 2200
+LENGTH, SHARED, MAX_MODEL_LEN = 2000, 1500, 2048
 
 
 def _prefill(stack: LocalStack, request_id: str) -> tuple[int, int, int]:

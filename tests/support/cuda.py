@@ -22,7 +22,7 @@ DEVICES: Devices = CUDA_DEVICES
 DEVICE_SETTINGS: dict[str, Any] = {"cuda": {"device": "cuda"}}.get(TEST_DEVICE, {})
 if TEST_DEVICE == "fake-cuda":
     tensors.install()
-    DEVICES = FakeDevices()
+    DEVICES = FakeDevices(total_bytes=512 * 2**20)
     DEVICE_SETTINGS = {"device": "cuda", "backend": "reference"}
 
 NEEDS_INVARIANCE = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="the invariance contract is the CPU backend's")

@@ -63,9 +63,15 @@ def output_of(output: RequestOutput) -> Output:
     return [ChoiceRead(list(c.token_ids), c.logprobs, c.text, c.finish_reason, c.stop_reason) for c in output.outputs]
 
 
-def same(found: Output, wanted: Output, logprob_tolerance: float) -> bool:
-    """Whether all is equal, but for log probabilities that differ by no more than the tolerance."""
-    return [_rounded(*pair, logprob_tolerance) for pair in zip(found, wanted, strict=True)] == wanted
+def difference(found: Output, wanted: Output, logprob_tolerance: float) -> str:
+    """Where they differ, but for log probabilities that are no further apart than the tolerance; empty: nowhere."""
+    rounded = [_rounded(*pair, logprob_tolerance) for pair in zip(found, wanted, strict=True)]
+    pairs = [
+        (field, getattr(own, field), getattr(theirs, field))
+        for own, theirs in zip(rounded, wanted, strict=True)
+        for field in ChoiceRead.__dataclass_fields__
+    ]
+    return "; ".join(f"{field} {own}, not {theirs}" for field, own, theirs in pairs if own != theirs)
 
 
 def _rounded(found: ChoiceRead, wanted: ChoiceRead, tolerance: float) -> ChoiceRead:
@@ -111,7 +117,7 @@ def repeat(
         count = 0
         while not (over.is_set() and count):
             found = output_of(readings.follow(client, wanted[name]))
-            assert same(found, expected[name], logprob_tolerance), f"{name} has another output"
+            assert not (other := difference(found, expected[name], logprob_tolerance)), f"{name}: {other}"
             count += 1
         return count
 

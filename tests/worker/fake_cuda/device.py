@@ -30,12 +30,13 @@ class DeviceStreams(FakeStreams):
 
 
 class FakeCuda:
-    """A `Device`. `others_bytes`: what other processes hold of its memory."""
+    """A `Device` with `total_bytes` of memory. `others_bytes`: what other processes hold of it."""
 
     torch_device = DEVICE
 
-    def __init__(self, others_bytes: int = 0) -> None:
+    def __init__(self, others_bytes: int = 0, total_bytes: int = TOTAL_BYTES) -> None:
         self.others_bytes = others_bytes
+        self._total_bytes = total_bytes
         self.is_used = False
 
     def describe(self) -> str:
@@ -45,10 +46,10 @@ class FakeCuda:
         self.is_used = True
 
     def free_bytes(self) -> int:
-        return TOTAL_BYTES - CONTEXT_BYTES - self.others_bytes - LEDGER.num_bytes
+        return self._total_bytes - CONTEXT_BYTES - self.others_bytes - LEDGER.num_bytes
 
     def total_bytes(self) -> int:
-        return TOTAL_BYTES
+        return self._total_bytes
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         before = LEDGER.begin_peak()
@@ -76,8 +77,8 @@ class FakeCuda:
 class FakeDevices:
     """`Devices` with one."""
 
-    def __init__(self, others_bytes: int = 0) -> None:
-        self._device = FakeCuda(others_bytes)
+    def __init__(self, others_bytes: int = 0, total_bytes: int = TOTAL_BYTES) -> None:
+        self._device = FakeCuda(others_bytes, total_bytes)
 
     def num_cuda(self) -> int:
         return 1
