@@ -22,7 +22,7 @@ from worker_svc.model.decoder import text_half
 
 _TOKENS = 8
 _QUICK = ("qwen3_vl", "mistral3", "gemma3")
-_FUSED = {"qwen3_vl", "mistral3", "gemma3", "llava", "internvl"}
+_FUSED = {"qwen3_vl", "qwen3_vl_moe", "mistral3", "gemma3", "llava", "internvl"}
 
 
 @pytest.mark.parametrize("name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.long) for n in WRAPPED])
