@@ -49,7 +49,7 @@ class Targets:
 
     @contextmanager
     def probed(self, num_tokens: int) -> Iterator[None]:
-        """Find targets during a forward pass inside the block: linear modules that see all tokens.
+        """Find targets during a forward pass inside the block: linear modules that see all tokens each time they are called.
 
         The pass must have `num_tokens` tokens and compute the logits of all.
         """
@@ -65,7 +65,7 @@ class Targets:
         finally:
             for handle in handles:
                 handle.remove()
-        self._take({module for module, seen in counts.items() if seen == [num_tokens]})
+        self._take({module for module, seen in counts.items() if set(seen) == {num_tokens}})
 
     def _take(self, reached: set[nn.Module]) -> None:
         head: nn.Module | None = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
