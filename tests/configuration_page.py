@@ -52,10 +52,12 @@ VARIABLES: Mapping[str, str] = {
 _INTRODUCTION = """\
 # Configuration
 
-Made by `python -m tests.configuration_page --write` from the commands themselves. What is not given has the default that is written
-here; nothing is read from files but what an option names. `quire up` passes its options on to the services that it starts, and what
-gateway and scheduler both have to both. The keys of `--set` are on the page of [policies](policies.md); what a single request can
-say is in [`inference.proto`](../protos/inference/v1/inference.proto) and in [generating](generating.md).
+This page lists every option of `quire up` and of the three services that it starts, with its default. Options are the whole
+configuration: no file is read that an option does not name. `quire up` passes each option to the service that has it, and an option
+of both gateway and scheduler to both.
+
+The keys of `--set` are on the page of [policies](policies.md). What a single request can set is on the page of
+[request parameters](generating.md). This page is made from the commands by `python -m tests.configuration_page --write`.
 """
 
 

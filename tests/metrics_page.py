@@ -29,7 +29,8 @@ _WHERE: Mapping[str, str] = {
 _INTRODUCTION = """\
 # Metrics and logs
 
-Made by `python -m tests.metrics_page --write` from the definitions that the services count by.
+This page lists the Prometheus metrics and the log lines of each service. It is made from the definitions in the code by
+`python -m tests.metrics_page --write`.
 
 Each service has Prometheus metrics of its own. `quire up` chooses free ports for scheduler and workers and prints them
 (`metrics=`); a service that is started alone has the port given here, 0 = any free one. With certificates (`--peer-*`)
@@ -38,7 +39,7 @@ scheduler and worker answer any client with a certificate of the same CA, as hea
 `--insecure`. Everything beside `/metrics` is 404. A scrape reads what a service's event loop owns on that loop, some dozens of
 requests at a time, so that a long queue does not hold a step up; the answer is written beside it.
 
-No label has a value that a caller wrote. Counters begin at 0 with the process; `rate` and `increase` know that. Histograms
+No label has a value that a client wrote. Counters begin at 0 with the process; `rate` and `increase` know that. Histograms
 have the series `_bucket`, `_sum` and `_count`.
 
 Clients that ask for OpenMetrics (`Accept: application/openmetrics-text; version=1.0.0`, as Prometheus does with

@@ -23,7 +23,8 @@ _NUMBER = re.compile(r"\bR(\d+)\b")
 _INTRODUCTION = """\
 # Requirements and their tests
 
-Made by `make requirements` from the numbers that docstrings of tests name and from [a list of all](../tests/requirements.toml).
+This page lists every requirement of Quire with the tests that check it. It is made by `make requirements` from the numbers that
+docstrings of tests name and from [a list of all](../tests/requirements.toml).
 A requirement has a test when at least one names it; one that only corrects an article or draws a conclusion has those of its rule.
 """
 _FOOTNOTE = "[^range]: Names a range of numbers; that alone does not count as a test of each.\n"
