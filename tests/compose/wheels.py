@@ -39,7 +39,7 @@ def _wanted() -> list[str]:
     """Requirements of the images, and of building our own wheel with the CPU kernels in them."""
     words = (sys.executable, ROOT / "deploy" / "requirements.py", *EXTRAS)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packing = {*project["build-system"]["requires"], *project["optional-dependencies"]["release"]}
+    packing = {*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["release"]}
     return sorted({*run(*words).splitlines(), *packing})
 
 
