@@ -87,16 +87,13 @@ def follow(
 async def _loaded(client: httpx.Client, count: int, answers: Mapping[str, str]) -> tuple[RouterLoad, list[int]]:
     load = RouterLoad(str(client.base_url), answers, random.Random(count))
     running = asyncio.create_task(load.run(count))
-    most: list[int] = []
+    most: Counter[str] = Counter()
     while not running.done():
-        now = [
-            int(one.get("load") or one.get("num_total_tokens") or 0) for one in await asyncio.to_thread(loads, client)
-        ]
-        most = [max(pair) for pair in zip(now, most or now, strict=True)]
+        most |= Counter({one["worker"]: one["num_total_reqs"] for one in await asyncio.to_thread(loads, client)})
         await asyncio.wait([running], timeout=SAMPLE_S)
     await running
     await load.close()
-    return load, most
+    return load, sorted(most.values())
 
 
 def lose(mode: str, count: int, answers: Mapping[str, str], home: Path) -> str:
