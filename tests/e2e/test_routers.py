@@ -1,10 +1,6 @@
 """SGLang Model Gateway, unchanged, in front of a running stack, over HTTP and over its engine contract (docs/routers.md)."""
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,61 +12,14 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from protos.routers.v1 import smg_common_pb2, vllm_engine_pb2
 from quire.local_stack.stack import LocalStack
-from tests.support.client_tools import run_tool, tool_environment
+from tests.support.client_tools import run_tool
+from tests.support.routers.smg import FORCED, MODES, WEATHER, delta, loads, router
 
 # The first run installs it.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_200)]
 
 CHAT = [{"role": "user", "content": "What is 2+2?"}]
 WISH: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_tokens": 16, "temperature": 0}
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": WEATHER}}
-MODES = [(mode, policy) for mode in ("http", "grpc") for policy in ("cache_aware", "power_of_two")]
-
-
-def free_ports(count: int) -> list[str]:
-    """Ports that nothing listens on at present."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
-
-
-@contextlib.contextmanager
-def router(urls: list[str], policy: str, home: Path) -> Iterator[httpx.Client]:
-    """Starts it in front of these workers; it has found the model."""
-    port, metrics = free_ports(2)
-    command = [tool_environment("smg") / "smg", "launch", "--host", "127.0.0.1", "--port", port]
-    command += ["--prometheus-port", metrics, "--policy", policy, "--worker-urls", *urls]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env |= {"HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    with (
-        (home / "smg.log").open("w") as log,
-        subprocess.Popen(command, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client,
-    ):
-        try:
-            wait_for_model(client, process, home / "smg.log")
-            yield client
-        finally:
-            process.terminate()
-
-
-def wait_for_model(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the router lists the model."""
-    while process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            answer = client.get("/v1/models")
-            if answer.is_success and any(model["id"] == "tiny" for model in answer.json()["data"]):
-                return
-        time.sleep(0.2)
-    pytest.fail(log.read_text()[-2_000:])
 
 
 def content(answer: httpx.Response) -> str:
@@ -82,10 +31,7 @@ def content(answer: httpx.Response) -> str:
 def streamed(client: httpx.Client, wish: dict[str, Any]) -> Iterator[str]:
     """Texts of a stream's chunks."""
     with client.stream("POST", "/v1/chat/completions", json={**wish, "stream": True}) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                yield from (choice["delta"].get("content") or "" for choice in choices)
+        yield from map(delta, answer.iter_lines())
 
 
 @pytest.mark.parametrize(("mode", "policy"), MODES)
@@ -100,13 +46,7 @@ def test_a_router_drives_the_stack(mode: str, policy: str, stack: LocalStack, tm
         assert "".join(streamed(client, WISH)) == own
         until(lambda: [load["max_total_num_tokens"] > 0 for load in loads(client)] == [True, True])
 
-        call = {
-            **WISH,
-            "max_tokens": 200,
-            "tools": [TOOL],
-            "tool_choice": {"type": "function", "function": {"name": "weather"}},
-        }
-        answer = client.post("/v1/chat/completions", json=call)
+        answer = client.post("/v1/chat/completions", json={**WISH, **FORCED, "max_tokens": 200})
         assert answer.status_code == 200, answer.text
         [made] = answer.json()["choices"][0]["message"]["tool_calls"]
         assert made["function"]["name"] == "weather" and json.loads(made["function"]["arguments"]) == {"city": "Oslo"}
@@ -138,11 +78,6 @@ def test_our_protos_are_theirs_on_the_wire(tmp_path: Path) -> None:
                 number, kind, repeated = theirs[message.full_name][field.name]
                 own = FieldDescriptor.TYPE_MESSAGE if field.type == FieldDescriptor.TYPE_BYTES != kind else field.type
                 assert (field.number, own, field.is_repeated) == (number, kind, repeated), field.full_name
-
-
-def loads(client: httpx.Client) -> list[dict[str, Any]]:
-    """The workers' loads as the router tells of them."""
-    return list(client.get("/get_loads").json().get("loads", []))
 
 
 def until(holds: Any) -> None:

@@ -1,0 +1,27 @@
+"""`python -m tests.cells [--requests N]`: routers in front of two cells on this machine; exit status 0 when all checks passed."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tests.cells import smg_rig
+from tests.support.commands import Failure, Progress
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cells", description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000, help="in all, over the router's ways and policies")
+    given = parser.parse_args()
+    progress = Progress()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            smg_rig.check(given.requests, Path(folder), progress)
+        except Failure as failure:
+            progress.say(f"FAILED: {failure}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
