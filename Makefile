@@ -143,6 +143,10 @@ test-install: wheel ## that wheel in an empty environment: without extras, and s
 test-upgrade: wheel ## services of the last release replaced by that wheel's, one by one, under resumable streams (ARGS="--from TAG")
 	$(VENV_PYTHON) -m tests.install.upgrade dist/quire-*_$(shell uname -m).whl $(ARGS)
 
+.PHONY: test-cells
+test-cells: setup ## SGLang Model Gateway in front of two cells: 10,000 requests, then a cell is killed (ARGS="--requests N")
+	$(VENV_PYTHON) -m tests.cells $(ARGS)
+
 .PHONY: test-arm
 test-arm: $(RELEASE_TOOLS) ## the kernel tests on an emulated aarch64 (needs qemu-user and Debian's apt)
 	PYTHONPATH=kernels $(VENV_PYTHON) -m tests.aarch64 $(ARGS)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from quire.local_stack.stack import LocalStack
-from tests.cells.load import RouterLoad, prompts, wish
+from tests.cells.load import AT_ONCE, RouterLoad, prompts, wish
 from tests.support.commands import Failure, Progress
 from tests.support.routers.smg import MODES, loads, router
 
@@ -97,13 +97,16 @@ async def _loaded(client: httpx.Client, count: int, answers: Mapping[str, str]) 
 
 
 def lose(mode: str, count: int, answers: Mapping[str, str], home: Path) -> str:
-    """A cell is killed in the middle of a load; a line of what that cost. Raises Failure for wrong answers or later errors."""
+    """A cell is killed in the middle of a load; a line of what that cost.
+
+    Raises Failure for a wrong answer, an error of a later request, and more errors than requests were in flight.
+    """
     with cells(2) as stacks, found_router(stacks, mode, "power_of_two", home) as client:
         during, after = asyncio.run(_killed(client, count, answers, stacks[1]))
     wrong = {key: value for load in (during, after) for key, value in load.ended.items() if key[1] == "wrong"}
     failed = Counter(error.partition(":")[0] for error in during.errors)
     said = f"{mode}, a cell killed: {dict(failed)} of {count} requests failed, then {after.num_failed} of {count}"
-    if wrong or after.num_failed:
+    if wrong or after.num_failed or during.num_failed > AT_ONCE:
         raise Failure(f"{said}; {wrong} {during.errors[:3]} {after.errors[:3]}")
     return said
 
