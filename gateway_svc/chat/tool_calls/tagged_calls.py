@@ -165,11 +165,11 @@ class TaggedParser(MarkedParser):
     def _closing_outside_strings(self) -> int:
         """Where the closing marker begins, -1 = not there yet."""
         text, close = self.buffer, self._tags.close
-        if text.startswith(("{", "[")):
-            outside = _JSON_STRING.sub(lambda found: " " * len(found[0]), text).find(close)
-            if outside >= 0 or not self.is_over:
-                return outside
-        return text.find(close)
+        place = text.find(close)
+        if place < 0 or not text.startswith(("{", "[")):
+            return place
+        outside = _JSON_STRING.sub(lambda found: " " * len(found[0]), text).find(close)
+        return place if outside < 0 and self.is_over else outside
 
     def _give_escaped(self, num_chars: int) -> None:
         if num_chars:
