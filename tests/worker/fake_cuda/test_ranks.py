@@ -38,6 +38,7 @@ def on_devices(path: Path, size: int, **settings: Any) -> Iterator[RunningGroup]
         yield group
 
 
+@pytest.mark.long
 def test_recorded_steps_contain_sums(tmp_path: Path) -> None:
     """R18: tokens of recorded decode steps over two ranks, whose head is divided too, are those of `generate`."""
     path = make_checkpoint("llama", tmp_path / "llama", num_hidden_layers=1)
