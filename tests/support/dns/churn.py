@@ -132,7 +132,7 @@ async def _churn(adds: int, removes: int, life_s: float, lookup_s: float) -> dic
             await asyncio.sleep(life_s / (adds + removes))
         stop.set()
         ends = [await gateway.end_of(handle) for handle in await requests]
-    failed = [end.failed.status.reason for end in ends if end.failed is not None]
+    failed = [end.failed.error.reason for end in ends if end.failed is not None]
     return {
         "adds": adds,
         "removes": removes,
