@@ -49,6 +49,7 @@ class WorkerGroup:
         self._num_granted = 0
         self.was_empty = True
         self._seen: dict[int, int] = {}
+        self._num_started = 0
         self._is_changed = False
         self._revoked: Revocation | None = None
 
@@ -261,10 +262,14 @@ class WorkerGroup:
         """
         state = self.state
         idle = state.requests and not (builder.entries or builder.fast or builder.ended or self.flights)
-        blocked = not state.is_idle or (alone and state.is_largest and len(state.waiting) > 0)
+        blocked = not state.is_idle or (alone and state.takes_work and state.is_largest and len(state.waiting) > 0)
         idle = bool(idle) and blocked and not state.is_warming_up and not state.held
-        if idle and state.is_idle and not self._has_seen_all():
-            return
+        if idle and state.is_idle:
+            if not self._has_seen_all():
+                return
+            if self._num_started != state.shared.num_started:  # what waited was left to another worker group
+                self._num_started = state.shared.num_started
+                state.guard.on_plan(is_empty=False)
         if state.masks.on_plan(is_empty=idle) or not state.guard.on_plan(is_empty=idle):
             return
         if state.swapped:

@@ -19,7 +19,6 @@ def check(adds: int, removes: int, life_s: float, lookup_s: float, record: Calla
 
 
 @pytest.mark.processes
-@pytest.mark.long
 def test_no_request_starts_at_a_stale_address(record_property: Callable[[str, object], None]) -> None:
     """A minute of the long test in two seconds, with lookups as much more often."""
     check(10, 6, 2.0, 0.1, record_property)
