@@ -123,6 +123,24 @@ def test_a_warm_worker_is_waited_for_within_a_limit() -> None:
     assert started(later) == ["a2"], "it has waited for longer than its prefix takes to compute"
 
 
+def test_requests_left_to_another_worker_end_none() -> None:
+    """A plan that leaves the only request to another worker is no sign that nothing can go on, however often that comes."""
+    core = several(count=2)
+    core.observe_costs(Costs(step_s=0.01, compute_token_s=0.01))
+    core.add(make_request("first", topic(1), 1))
+    plans = core.schedule(0.0)
+    [warm] = [core.worker_of(plan.lane) for plan in plans if started(plan)]
+    finish(core, plans)
+    for number in range(12):
+        core.add(make_request(f"{number}", topic(1), 1, arrival=float(number)))
+        [left] = core.schedule(number + 0.01, 1 - warm)
+        assert not started(left) and not left.ended
+        [plan] = core.schedule(number + 0.02, warm)
+        assert started(plan) == [f"{number}"]
+        finish(core, [plan])
+        finish(core, core.schedule(number + 0.03, warm))
+
+
 @pytest.mark.parametrize("placement", ["prefix_affinity", "least_work", "round_robin"])
 def test_equal_requests_are_spread(placement: str) -> None:
     """Nine groups of equal work: three workers have three each."""
