@@ -191,6 +191,7 @@ class _Gateway:
             self._cell,
             self._link.cancel,
             self._link.fetch_bundle,
+            self._link.kv_events,
             self._not_ready_because,
         )
         return VllmEngineService(parts, self._intake, self._spans, self._metrics)

@@ -26,7 +26,7 @@ app = new_app()
 _limits = options_of(
     SchedulerSettings,
     panels={
-        "Scheduling": ("force_ownership",),
+        "Scheduling": ("force_ownership", "kv_events"),
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
             *("max_retained_tokens", "max_stored_bytes", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),
