@@ -41,6 +41,15 @@ class HashChain:
         self._hashes: list[bytes] = []
         self._hasher: hashlib._Hash | None = hashlib.sha256(self._seed)  # None in a chain read from a snapshot
 
+    @property
+    def seed(self) -> bytes:
+        """Equal for chains with equal salts."""
+        return self._seed
+
+    def hash_at(self, index: int) -> bytes:
+        """Hash of a block that is hashed already."""
+        return self._hashes[index]
+
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """Hashes of at least the first `num_blocks` blocks, which must be full in `token_ids`. Returns the
         internal list.

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,14 @@ class SchedulerLink:
         try:
             call = self._stub.GetModelBundle(engine_pb2.GetModelBundleRequest(digest=digest), timeout=BUNDLE_TIMEOUT_S)
             return b"".join([piece.chunk async for piece in call])
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error) from None
+
+    async def kv_events(self) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        """Changes of the stored KV blocks; raises a QuireError if the scheduler does not tell of them."""
+        try:
+            async for change in self._stub.SubscribeKvEvents(engine_pb2.SubscribeKvEventsRequest()):
+                yield change
         except grpc.aio.AioRpcError as error:
             raise rpc.from_rpc_error(error) from None
 
