@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from block_manager.eviction_queue import EvictionQueue
-from block_manager.prefix_journal import PrefixJournal
+from block_manager.hashing import PrefixJournal
 
 NEVER_ACCESSED = -1.0
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt, little_endian
+from block_manager.hashing import HashChain, HashRename, PrefixJournal, blocks_in, chain_salt, little_endian
 from block_manager.ledger import Ledger
-from block_manager.prefix_journal import PrefixJournal
 from block_manager.rules.cache_groups import NULL
 
 NEVER = 2**62

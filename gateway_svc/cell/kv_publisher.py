@@ -19,7 +19,7 @@ import msgpack
 import zmq
 import zmq.asyncio
 
-from gateway_svc.cell.kv_runs import parent_of, runs
+from gateway_svc.cell.kv_formats import vllm_events
 from protos.engine.v1 import engine_pb2
 from svc_common.errors import ConfigError, QuireError
 
@@ -31,7 +31,6 @@ RETRY_S = 1.0
 """From the end of the scheduler's stream to the next attempt, and least time between two beginnings."""
 _END = (-1).to_bytes(8, "big", signed=True)
 _SUBSCRIBED = b"\x01"
-_MEDIUM = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class KvPublisher:
         events: list[list[Any]] = [["AllBlocksCleared"]]
         async with contextlib.aclosing(self._changes()) as changes:
             async for change in changes:
-                await self._send([*events, *_events(change)])
+                await self._send([*events, *vllm_events(change)])
                 events = []
 
     async def _send(self, events: Sequence[Sequence[Any]]) -> None:
@@ -161,21 +160,3 @@ class KvPublisher:
                 if number >= first:
                     await self._replays.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
             await self._replays.send_multipart([client, b"", _END, b""])
-
-
-def _events(change: engine_pb2.SubscribeKvEventsResponse) -> list[list[Any]]:
-    """Events of a change. Blocks of adapters are not told: the contract names adapters, the scheduler numbers them."""
-    events: list[list[Any]] = []
-    if change.removed:
-        events.append(["BlockRemoved", list(map(_unsigned, change.removed)), _MEDIUM])
-    for run in runs(block for block in change.stored if not block.lora_id):
-        tokens = [token for block in run for token in block.token_ids]
-        parent = parent_of(run[0])
-        hashes = [_unsigned(block.block_hash) for block in run]
-        before = None if parent is None else _unsigned(parent)
-        events.append(["BlockStored", hashes, before, tokens, len(run[0].token_ids), None, _MEDIUM])
-    return events
-
-
-def _unsigned(short: int) -> int:
-    return short % 2**64

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.cell.cell_load import CellLoad
+from gateway_svc.cell.kv_formats import KvBatches
 from gateway_svc.cell.load_routes import about, scheduler_load
 from gateway_svc.checks.validation import parse
 from gateway_svc.generating.embedder import Embedder
@@ -24,7 +25,6 @@ from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.request_ids import accept_request_id
 from gateway_svc.smg.engine_answers import EngineAnswer
 from gateway_svc.smg.engine_requests import embed_request, generate_request
-from gateway_svc.smg.kv_batches import KvBatches
 from gateway_svc.smg.tokenizer_archive import tokenizer_archive
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread

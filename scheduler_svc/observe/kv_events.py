@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from block_manager.hashing import BlockContents, PrefixJournal
 from block_manager.pool import BlockPool
-from block_manager.prefix_journal import BlockContents, PrefixJournal
 from scheduler_svc.core.plan import StepOutcome, StepPlan
 from scheduler_svc.core.state import CoreState
 from scheduler_svc.observe.step_observer import StepObserver

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.hashing import Hasher
-from block_manager.prefix_journal import PrefixJournal
+from block_manager.hashing import Hasher, PrefixJournal
 from scheduler_svc.core.fast_decode.rows import FastInFlight, FastRows
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue

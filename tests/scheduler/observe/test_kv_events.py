@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from block_manager.hashing import HashChain, chain_salt
-from block_manager.prefix_journal import BlockContents
+from block_manager.hashing import BlockContents, HashChain, chain_salt
 from scheduler_svc.observe import kv_events
 from scheduler_svc.observe.kv_events import KvEvents, KvSubscription
 from scheduler_svc.observe.recording.token_alias import TokenAlias
