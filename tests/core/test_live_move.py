@@ -193,7 +193,7 @@ KINDS = {"groups": {"grouped": True}, "states": {"states": True}, "both": {"grou
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire", "chitu"])
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(200), marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(100), marks=pytest.mark.long)], ids=len)
 def test_lives_in_which_sequences_of_all_models_move(policy: str, kind: str, seeds: range) -> None:
     """With windows and with states."""
     moved = sum(live(policy, seed, several=True, **KINDS[kind]).num_moved for seed in seeds)
