@@ -211,7 +211,7 @@ class SchedulerLink:
         raise Aborted("it is not at this address any more", reason="STREAM_CLOSED")
 
     def _welcome(self, welcome: engine_pb2.Welcome) -> None:
-        rpc.check_peer(welcome.identity, "the scheduler")
+        self._identity.agree(welcome.identity, "the scheduler")
         detached = self._outbox.detached
         self._outbox.forget_stream()
         self.requests.resume({held.handle for held in welcome.held}, detached)

@@ -51,7 +51,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> AsyncIterator[engine_pb2.EngineMessage]:
         """Serve one gateway's stream: at most one outstanding write, with everything new in each message."""
         async with rpc.errors_to_status(context):
-            hello = await _read_hello(request_iterator)
+            hello = await _read_hello(request_iterator, self._identity)
             gateway, stream = self._gateways.attach(hello.frontend_id)
             reader = asyncio.create_task(_read(request_iterator, gateway, stream))
             try:
@@ -144,12 +144,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.EngineMessage(welcome=welcome)
 
 
-async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> engine_pb2.FrontendHello:
+async def _read_hello(
+    messages: AsyncIterator[engine_pb2.FrontendMessage], identity: rpc.Identity
+) -> engine_pb2.FrontendHello:
     first = await anext(messages, None)
     if first is None or not first.HasField("hello"):
         raise InvalidArgument.field("hello", "is missing: the first message of a stream carries it")
     hello = first.hello
-    rpc.check_peer(hello.identity, "the gateway")
+    identity.agree(hello.identity, "the gateway")
     if not 0 < len(hello.frontend_id) <= MAX_FRONTEND_ID_LENGTH:
         raise InvalidArgument.field("hello.frontend_id", f"must have 1 to {MAX_FRONTEND_ID_LENGTH} characters")
     return hello
