@@ -131,6 +131,9 @@ class CacheRules(Protocol):
     def device_pool(self) -> "DevicePool | None":
         """These rules themselves, if they can report exact needs; else None."""
 
+    journals_prefixes: bool
+    """True if a journal of the device pool gets the contents of each block that a prefix hit can use."""
+
     watermark_blocks: int
     """Device blocks that stay free when a group starts or is swapped in; 0 = none."""
 

@@ -1,4 +1,4 @@
-"""Hashes of full blocks, chained so that equal hashes mean equal prefixes from position 0.
+"""Hashes of full blocks, chained so that equal hashes mean equal prefixes from position 0; a journal of what is behind them.
 
 SHA-256 rather than Python's hash(): a tenant must not be able to construct a collision.
 """
@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -40,6 +41,15 @@ class HashChain:
         self._seed = hashlib.sha256(b"quire block\0" + salt.encode()).digest()
         self._hashes: list[bytes] = []
         self._hasher: hashlib._Hash | None = hashlib.sha256(self._seed)  # None in a chain read from a snapshot
+
+    @property
+    def seed(self) -> bytes:
+        """Equal for chains with equal salts."""
+        return self._seed
+
+    def hash_at(self, index: int) -> bytes:
+        """Hash of a block that is hashed already."""
+        return self._hashes[index]
 
     def upto(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
         """Hashes of at least the first `num_blocks` blocks, which must be full in `token_ids`. Returns the
@@ -82,3 +92,42 @@ def blocks_in(data: bytes, block_size: int) -> Iterator[bytes]:
 def chain_salt(lora_id: int, cache_salt: str, rename: HashRename | None) -> str:
     """Start value of a sequence's chain: only sequences with equal adapter and tenant share blocks."""
     return f"{lora_id}:{cache_salt if rename is None else rename.salt(cache_salt)}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContents:
+    """Tokens of a registered block, little-endian int32, at `index` in its sequence. `parent`: hash of the block before it."""
+
+    parent: bytes | None
+    index: int
+    tokens: bytes
+    lora_id: int
+
+
+class PrefixJournal:
+    """Owner of the contents of one pool's registered blocks. `changed`: hashes since `take`, in order, known now or not.
+
+    Blocks of chains that were not admitted have no contents here. It is there only with `--kv-events`.
+    """
+
+    def __init__(self) -> None:
+        self.contents: dict[bytes, BlockContents] = {}
+        self.changed: dict[bytes, None] = {}
+        self._adapters: dict[bytes, int] = {}
+
+    def admit(self, chain: HashChain, lora_id: int) -> None:
+        """Note the contents of this chain's blocks from now on."""
+        self._adapters[chain.seed] = lora_id
+
+    def note(self, chain: HashChain, first: int, data: bytes, block_size: int) -> None:
+        """Note the contents of the chain's blocks from `first` on, which are hashed. `data`: their tokens, int32."""
+        lora_id = self._adapters.get(chain.seed)
+        if lora_id is not None:
+            for index, tokens in enumerate(blocks_in(data, block_size), first):
+                parent = chain.hash_at(index - 1) if index else None
+                self.contents[chain.hash_at(index)] = BlockContents(parent, index, tokens, lora_id)
+
+    def take(self) -> list[bytes]:
+        """Return the hashes that changed, and forget that they did."""
+        taken, self.changed = list(self.changed), {}
+        return taken

@@ -6,6 +6,9 @@ from types import MappingProxyType
 
 from block_manager.pool import BlockPool, PoolCounts
 
+HOLE = -1
+"""In the place of a block that no token to come attends to."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
@@ -73,6 +76,17 @@ class Ledger:
             if 1 in counts or not any(counts):
                 return at // step * self.block_size
         return len(table) // step * self.block_size
+
+    def blocks_of_copy(self, name: str, num_tokens: int) -> tuple[list[int], int]:
+        """Device blocks that a copy of a sequence with so many computed tokens is made of, and how many of the first ones
+        do not change any more.
+
+        In the order of its table, but for those of states, which are the last. HOLE stands for blocks behind a window.
+        """
+        step, reserved = self.num_groups, self.gpu.reserved
+        table = self._positions(name)[: -(-num_tokens // self.block_size) * step]
+        blocks = [HOLE if block in reserved else block for block in table]
+        return blocks + self.tables[name][: self.num_state_blocks], num_tokens // self.block_size * step
 
     def _positions(self, name: str) -> list[int]:
         """The sequence's device table without states."""

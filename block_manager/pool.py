@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from block_manager.eviction_queue import EvictionQueue
+from block_manager.hashing import PrefixJournal
 
 NEVER_ACCESSED = -1.0
 
@@ -51,8 +52,10 @@ class BlockPool:
 
     `free_blocks`: decides which free block is reused next; None: least recently freed first. `num_blocks`:
     current number, reserved ones included; ids may be higher after the pool shrank (`retired`). `num_free`:
-    blocks that can be allocated now.
+    blocks that can be allocated now. `journal`: told of changes of the prefix map; None: no journal.
     """
+
+    journal: PrefixJournal | None = None
 
     def __init__(self, num_blocks: int, *, num_reserved: int = 0, free_blocks: FreeBlocks | None = None) -> None:
         self.num_blocks = num_blocks
@@ -202,6 +205,8 @@ class BlockPool:
         known = list(map(by_hash.setdefault, hashes, blocks))
         for block, block_hash in zip(blocks, hashes, strict=True):
             hash_of[block] = block_hash
+        if self.journal is not None:
+            self.journal.changed.update(dict.fromkeys(hashes))
         if known != blocks:
             self._register_beside(blocks, hashes, known)
 
@@ -226,6 +231,8 @@ class BlockPool:
 
     def reset_prefixes(self) -> None:
         """Drop all prefixes: the memory behind the blocks was lost."""
+        if self.journal is not None:
+            self.journal.changed.update(dict.fromkeys(self._by_hash))
         self._by_hash.clear()
         self.hash_of = [None] * len(self.refs)
         self._num_free_hashed = 0
@@ -258,3 +265,5 @@ class BlockPool:
             self._by_hash[block_hash] = others if len(others) > 1 else others[0]
         else:
             del self._by_hash[block_hash]
+            if self.journal is not None:
+                self.journal.changed[block_hash] = None

@@ -25,6 +25,7 @@ from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
 from gateway_svc.cell.cell_load import CellLoad
 from gateway_svc.cell.exposition import Exposition
+from gateway_svc.cell.kv_publisher import KvEndpoints, KvPublisher
 from gateway_svc.cell.load_routes import LoadRoutes
 from gateway_svc.cell.router_headers import FairnessCallers, read_goals
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
@@ -157,6 +158,7 @@ class _Gateway:
         door = HttpGuard(app, self._callers)
         self._http = self._http_server(with_origins(door, settings.allowed_origins))
         self._admin_http = self._http_server(self._lab(door))
+        self._kv_publisher = self._new_kv_publisher()
         self._tasks: list[asyncio.Task[None]] = []
         self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -191,9 +193,18 @@ class _Gateway:
             self._cell,
             self._link.cancel,
             self._link.fetch_bundle,
+            self._link.kv_events,
             self._not_ready_because,
         )
         return VllmEngineService(parts, self._intake, self._spans, self._metrics)
+
+    def _new_kv_publisher(self) -> KvPublisher | None:
+        settings = self._settings
+        if not settings.kv_events_endpoint:
+            return None
+        topic = settings.kv_events_topic
+        endpoints = KvEndpoints(settings.kv_events_endpoint, settings.kv_events_replay_endpoint, topic)
+        return KvPublisher(endpoints, self._link.kv_events)
 
     def _admin_server(self) -> grpc.aio.Server:
         server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin), MalformedRefused()))
@@ -264,7 +275,9 @@ class _Gateway:
         await self._admin.start()
         grpc_poller_priority.wait_its_turn()
         self._scheduler.start()
-        work = (self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run())
+        work = [self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run()]
+        if self._kv_publisher is not None:
+            work.append(self._kv_publisher.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
         self._http_tasks = [asyncio.create_task(server.run_bound()) for server in (self._http, self._admin_http)]
         return (
@@ -301,6 +314,8 @@ class _Gateway:
         await self._relay.close()  # relayed streams, such as those of an open page, would not end by themselves
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
+        if self._kv_publisher is not None:
+            self._kv_publisher.close()
         await self._scheduler.close()
         await self._channel.close(None)
         self._http.close()

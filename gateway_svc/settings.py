@@ -141,6 +141,12 @@ class GatewaySettings(BaseModel):
     """Take tenant, priority and deadline of a request from the x-llm-d-* headers of a router that sets or removes them."""
     objectives: Annotated[str, AfterValidator(_known_objectives)] = ""
     """With --router-headers: priorities of the objectives in x-llm-d-inference-objective, as NAME=PRIORITY,...; others have 0."""
+    kv_events_endpoint: str = ""
+    """Publish KV events as vLLM does, at this ZeroMQ endpoint, as tcp://*:5557; the scheduler needs --kv-events. Default: not."""
+    kv_events_replay_endpoint: str = ""
+    """ZeroMQ endpoint at which subscribers ask for batches that they missed, as tcp://*:5558. Default: none."""
+    kv_events_topic: str = ""
+    """Topic of the KV events; llm-d expects kv@POD-IP:PORT@MODEL."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False
@@ -158,6 +164,12 @@ class GatewaySettings(BaseModel):
     def _objectives_come_in_headers(self) -> Self:
         if self.objectives and not self.router_headers:
             raise ValueError("objectives are named by headers, which only router_headers makes the gateway read")
+        return self
+
+    @model_validator(mode="after")
+    def _kv_events_have_an_endpoint(self) -> Self:
+        if (self.kv_events_replay_endpoint or self.kv_events_topic) and not self.kv_events_endpoint:
+            raise ValueError("a replay endpoint or a topic of KV events needs kv_events_endpoint")
         return self
 
     @property

@@ -26,6 +26,7 @@ from scheduler_svc.loop.step_loop import StepLoop
 from scheduler_svc.observe.cost_feedback import CostFeedback
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.integrity_check import IntegrityCheck
+from scheduler_svc.observe.kv_events import KvEvents
 from scheduler_svc.observe.metrics.failed_steps import FailedSteps
 from scheduler_svc.observe.metrics.reading import Watched
 from scheduler_svc.observe.metrics.service_metrics import SchedulerMetrics
@@ -112,6 +113,7 @@ class _SchedulerService:
             settings.record_segment_steps, settings.record_ring_bytes, verbatim=settings.record_tokens
         )
         self._explanations = Explanations(self._book, self._readiness, settings.max_logged_events)
+        self._kv_events = KvEvents(is_enabled=settings.kv_events)
         choice = policy_of(settings)
         self._adapters = AdapterRegistry(
             lambda: readiness.name_adapters(self._adapters.names),
@@ -136,6 +138,7 @@ class _SchedulerService:
             self._readiness,
             self._record_buffer,
             self._adapters.id_of,
+            self._kv_events.watch,
         )
         self._metrics_server = MetricsServer(self._metrics.registry)
         call_later = asyncio.get_running_loop().call_later
@@ -156,6 +159,7 @@ class _SchedulerService:
             self._explanations,
             PreemptionWarnings(self._book.log_extra),
             CostFeedback(self._core),
+            *([self._kv_events] if settings.kv_events else []),
             IntegrityCheck(self._core, settings.integrity_check_every),
             self._log,
             metrics.steps,
@@ -194,7 +198,9 @@ class _SchedulerService:
         await self._server.start()
 
     def _add_services(self) -> None:
-        engine = EngineServicer(self._gateways, self._values, self._readiness, self._identity, self.admin_address)
+        engine = EngineServicer(
+            self._gateways, self._values, self._readiness, self._kv_events, self._identity, self.admin_address
+        )
         engine_pb2_grpc.add_EngineServiceServicer_to_server(engine, self._server)  # type: ignore[no-untyped-call]
         calls = AdapterCalls(self._adapters)
         admin = AdminParts(
@@ -242,6 +248,7 @@ class _SchedulerService:
     async def stop(self) -> None:
         """Close gateway streams, drain the servers, release the workers, and flush telemetry."""
         self._gateways.close_all()
+        self._kv_events.close()
         self._metrics_server.close()
         await asyncio.gather(self._server.stop(self._settings.drain_s), self._admin_server.stop(self._settings.drain_s))
         await self._directory.close()

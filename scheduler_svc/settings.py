@@ -42,6 +42,8 @@ class SchedulerSettings(BaseModel):
     policies without fast decode."""
     adapters: tuple[str, ...] = ()
     """ "NAME=PATH" of LoRA adapters that workers load when they connect; PATH is a path on the worker's machine."""
+    kv_events: bool = False
+    """Tell routers that subscribe which KV blocks are cached, with their tokens."""
     num_gpu_blocks: int | None = Field(default=None, ge=2)
     """Number of KV blocks to use; at most as many as a worker has. Default: all."""
     num_cpu_blocks: int | None = Field(default=None, ge=0)

@@ -152,6 +152,8 @@ REASONS: dict[str, tuple[str, ...]] = {
         "BUNDLE_DIGEST",
         "CACHE_LAYOUT",
         "IMAGE_DIFFERS",
+        "KV_EVENTS_OFF",
+        "KV_EVENTS_UNSUPPORTED",
         "KV_LOST",
         "LAST_WORKER",
         "NOT_IDENTICAL",

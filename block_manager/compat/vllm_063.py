@@ -26,6 +26,7 @@ class Vllm063Rules:
     """The rules of 0.6.3 over a ledger. `num_new_tokens` is ignored: the tokens not yet in the table count."""
 
     device_pool = None
+    journals_prefixes = False
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class Vllm2023Rules:
     """The 2023 rules over a ledger. They have no lookahead slots: `num_lookahead` must be 0."""
 
     device_pool = None
+    journals_prefixes = False
 
     def __init__(
         self,

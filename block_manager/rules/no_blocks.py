@@ -11,6 +11,7 @@ class NoBlocks:
     """Admits everything and allocates no blocks. Live sequences have empty tables, on the device or the host."""
 
     device_pool = None
+    journals_prefixes = False
     watermark_blocks = 0
     num_free_gpu = 0
     num_free_cpu = 0

@@ -68,6 +68,7 @@ class PerRankRules:
     """Delegates each call to the rules of the sequence's rank. Sequences without a rank hold no blocks."""
 
     device_pool = None
+    journals_prefixes = False
 
     def __init__(self, ranks: Sequence[RankRules]) -> None:
         self.watermark_blocks = 0

@@ -36,6 +36,8 @@ class NoSwap:
 class PoolRules(NoSwap, ABC):
     """Base of rules that say what they need in blocks. `watermark_blocks`: see `CacheRules`."""
 
+    journals_prefixes = False
+
     def __init__(self, ledger: Ledger, watermark_blocks: int = 0) -> None:
         self.ledger = ledger
         self._pool = ledger.gpu

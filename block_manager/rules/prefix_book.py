@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from block_manager.cache_rules import CachedSequence
-from block_manager.hashing import HashChain, HashRename, blocks_in, chain_salt
+from block_manager.hashing import HashChain, HashRename, PrefixJournal, blocks_in, chain_salt, little_endian
 from block_manager.ledger import Ledger
 from block_manager.rules.cache_groups import NULL
 
@@ -126,6 +126,8 @@ class PrefixBook:
         if full > first:
             self._ledger.gpu.register_all(end.table[first:full], self._keys(sequence, first, full))
             end.num_registered = full
+            if self._ledger.gpu.journal is not None:
+                self._note(self._ledger.gpu.journal, sequence, first, full)
         return (end.num_registered + 1) * self._ledger.block_size
 
     def has_unregistered(self, sequence: CachedSequence, num_tokens: int) -> bool:
@@ -140,15 +142,21 @@ class PrefixBook:
             # Blocks of an older sample were found without hashing, and a chain of a snapshot must be taken up again.
             self.hashes(sequence, end.num_registered)
             end.chain = self._chains[sequence.name]
+            if self._ledger.gpu.journal is not None and not sequence.cache_salt:
+                self._ledger.gpu.journal.admit(end.chain, sequence.lora_id)
         return end
 
     def next_hashes(self, ends: Iterable[TableEnd], data: bytes) -> list[bytes]:
         """Hash of the next block of each sequence. `data`: the tokens of these blocks in order, little-endian int32."""
-        data = data if self._rename is None else self._rename.tokens(data)
+        named = data if self._rename is None else self._rename.tokens(data)
         hashes = []
-        for end, contents in zip(ends, blocks_in(data, self._ledger.block_size), strict=True):
+        for end, contents in zip(ends, blocks_in(named, self._ledger.block_size), strict=True):
             assert end.chain is not None
             hashes.append(end.chain.block(end.num_registered, contents))
+        if self._ledger.gpu.journal is not None:
+            for end, contents in zip(ends, blocks_in(data, self._ledger.block_size), strict=True):
+                assert end.chain is not None
+                self._ledger.gpu.journal.note(end.chain, end.num_registered, contents, self._ledger.block_size)
         return hashes
 
     def register_next(self, ends: Iterable[TableEnd], hashes: list[bytes]) -> None:
@@ -189,6 +197,13 @@ class PrefixBook:
     def _keys(self, sequence: CachedSequence, first: int, end: int) -> list[bytes]:
         """Keys in the pool of its blocks from `first` to `end`, which must be full."""
         return self._marked(self.hashes(sequence, end)[first:end])
+
+    def _note(self, journal: PrefixJournal, sequence: CachedSequence, first: int, end: int) -> None:
+        """Note the contents of its blocks from `first` to `end` unless they are under a salt."""
+        if not sequence.cache_salt:
+            chain, size = self._chains[sequence.name], self._ledger.block_size
+            journal.admit(chain, sequence.lora_id)
+            journal.note(chain, first, little_endian(sequence.token_ids[first * size : end * size]), size)
 
     def _marked(self, hashes: list[bytes]) -> list[bytes]:
         return [block_hash + self._mark for block_hash in hashes] if self._mark else hashes

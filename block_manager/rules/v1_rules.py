@@ -25,6 +25,7 @@ class V1PoolRules(PoolRules):
     """
 
     checkpoint_tokens = 0
+    journals_prefixes = True
 
     def __init__(
         self,

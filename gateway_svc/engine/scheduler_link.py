@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,14 @@ class SchedulerLink:
         except grpc.aio.AioRpcError as error:
             raise rpc.from_rpc_error(error) from None
 
+    async def kv_events(self) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        """Changes of the stored KV blocks; raises a QuireError if the scheduler does not tell of them."""
+        try:
+            async for change in self._stub.SubscribeKvEvents(engine_pb2.SubscribeKvEventsRequest()):
+                yield change
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc_error(error) from None
+
     def close(self) -> None:
         """Accept no more requests; running ones go on."""
         self._closing = True
@@ -203,7 +211,7 @@ class SchedulerLink:
         raise Aborted("it is not at this address any more", reason="STREAM_CLOSED")
 
     def _welcome(self, welcome: engine_pb2.Welcome) -> None:
-        rpc.check_peer(welcome.identity, "the scheduler")
+        self._identity.agree(welcome.identity, "the scheduler")
         detached = self._outbox.detached
         self._outbox.forget_stream()
         self.requests.resume({held.handle for held in welcome.held}, detached)

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.cell.cell_load import CellLoad
+from gateway_svc.cell.kv_formats import KvBatches
 from gateway_svc.cell.load_routes import about, scheduler_load
 from gateway_svc.checks.validation import parse
 from gateway_svc.generating.embedder import Embedder
@@ -27,6 +28,7 @@ from gateway_svc.smg.engine_requests import embed_request, generate_request
 from gateway_svc.smg.tokenizer_archive import tokenizer_archive
 from gateway_svc.spans import CallSpans
 from gateway_svc.stalled_clients import until_left_unread
+from protos.engine.v1 import engine_pb2
 from protos.routers.v1 import smg_common_pb2
 from protos.routers.v1 import vllm_engine_pb2 as pb
 from protos.worker.v1 import worker_pb2
@@ -35,6 +37,7 @@ from svc_common.net import rpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 CHUNK_BYTES = 64 * 1024
+_UNENDING = frozenset({"SubscribeKvEvents"})
 
 _Context = grpc.aio.ServicerContext
 _Unary = Callable[[bytes, Call], Awaitable[Message]]
@@ -46,7 +49,8 @@ class EngineParts:
     """What the methods use, owned by others.
 
     `cancel(tenant, request_id, error)` ends a request at whichever gateway it runs; `fetch_bundle(digest)` returns a
-    serialised model bundle; `not_ready_because()`: empty if requests can be served.
+    serialised model bundle; `kv_events()`: changes of the stored KV blocks; `not_ready_because()`: empty if requests can be
+    served.
     """
 
     generator: Generator
@@ -55,6 +59,7 @@ class EngineParts:
     cell: CellLoad
     cancel: Callable[[str, str, QuireError], None]
     fetch_bundle: Callable[[str], Awaitable[bytes]]
+    kv_events: Callable[[], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]]
     not_ready_because: Callable[[], str]
 
 
@@ -78,7 +83,11 @@ class VllmEngineService:
             "GetServerInfo": self.get_server_info,
             "GetLoads": self.get_loads,
         }
-        streaming: dict[str, _Streaming] = {"Generate": self.generate, "GetTokenizer": self.get_tokenizer}
+        streaming: dict[str, _Streaming] = {
+            "Generate": self.generate,
+            "GetTokenizer": self.get_tokenizer,
+            "SubscribeKvEvents": self.subscribe_kv_events,
+        }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(functools.partial(self._answer, name, method), None, _serialize)
             for name, method in unary.items()
@@ -173,6 +182,13 @@ class VllmEngineService:
             data = archive[start : start + CHUNK_BYTES]
             yield smg_common_pb2.GetTokenizerChunk(data=data, sha256=digest if is_last else "")
 
+    async def subscribe_kv_events(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+        """Which KV blocks are stored, until the scheduler stops. Raises FailedPrecondition if it does not keep track."""
+        batches = KvBatches(max(1, parse(smg_common_pb2.SubscribeKvEventsRequest, raw).start_sequence_number))
+        async with contextlib.aclosing(self._parts.kv_events()) as changes:
+            async for change in changes:
+                yield batches.batch(change)
+
     # --- around each call --------------------------------------------------------------------------------------------
 
     async def _answer(self, name: str, method: _Unary, raw: bytes, context: _Context) -> Message:
@@ -187,7 +203,8 @@ class VllmEngineService:
         async with rpc.errors_to_status(context):
             with self._open(name, context) as opened:
                 call = opened.accept(self._intake, context, stream=True)
-                async with until_left_unread(call), contextlib.aclosing(method(raw, call)) as messages:
+                limit = contextlib.nullcontext() if name in _UNENDING else until_left_unread(call)
+                async with limit, contextlib.aclosing(method(raw, call)) as messages:
                     has_begun = False
                     async for message in messages:
                         if not has_begun:

@@ -14,7 +14,7 @@ from quire.operators.admin import AdminClient
 from quire_tools.doctor.findings import Finding, ok, problem, warning
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated
 from svc_common.net import rpc
-from svc_common.version import PROTOCOL_REVISION, VERSION
+from svc_common.version import SPOKEN, VERSION, Revisions
 
 _TIMEOUT_S = 5.0
 _LOG_HINT = "its log (standard error) says why"
@@ -103,7 +103,7 @@ def worker(address: str, credentials: Credentials) -> Iterator[Finding]:
             peer = stub.Describe(worker_pb2.DescribeRequest(), timeout=_TIMEOUT_S).identity
         except grpc.RpcError:
             return  # reported above
-    yield from _build(f"worker {address}", peer.build, peer.protocol_revision)
+    yield from _build(f"worker {address}", peer.build, rpc.revisions_of(peer))
 
 
 def _gateway_build(address: str, credentials: Credentials) -> Iterator[Finding]:
@@ -115,16 +115,14 @@ def _gateway_build(address: str, credentials: Credentials) -> Iterator[Finding]:
         )[1]
         said = dict(call.initial_metadata())
     if "x-quire-version" in said:
-        yield from _build("gateway", str(said["x-quire-version"]), PROTOCOL_REVISION)
+        yield from _build("gateway", str(said["x-quire-version"]), SPOKEN)
 
 
-def _build(name: str, theirs: str, revision: int) -> Iterator[Finding]:
-    """Compare a service's build with this one. Protocol revisions must be equal between services."""
-    what = f"release {theirs or 'unknown'}, protocol revision {revision}"
-    if revision != PROTOCOL_REVISION:
-        yield problem(
-            f"{name}'s build", f"{what}; here {VERSION}, {PROTOCOL_REVISION}", "run the same release everywhere"
-        )
+def _build(name: str, theirs: str, spoken: Revisions) -> Iterator[Finding]:
+    """Compare a service's build with this one. Services must have a protocol revision in common."""
+    what = f"release {theirs or 'unknown'}, protocol revision {spoken}"
+    if SPOKEN.agreed(spoken) is None:
+        yield problem(f"{name}'s build", f"{what}; here {VERSION}, {SPOKEN}", "run the same release everywhere")
     elif theirs != VERSION:
         yield warning(
             f"{name}'s build", f"{what}; here {VERSION}", "they work together; run the same release when you can"

@@ -1,6 +1,7 @@
 """EngineService: transport of the gateways' streams. `gateway_stream` decides what is written to them."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +12,9 @@ import grpc.aio
 from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.gateways.gateway_stream import AttachedGateway, GatewayStream
 from scheduler_svc.gateways.gateway_table import GatewayTable
-from scheduler_svc.gateways.output_messages import held_message
+from scheduler_svc.gateways.output_messages import held_message, kv_message
 from scheduler_svc.gateways.value_store import ValueStore
+from scheduler_svc.observe.kv_events import KvEvents
 from scheduler_svc.readiness import Readiness
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 from svc_common.net import rpc
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 BUNDLE_CHUNK_BYTES = 2**20
 MAX_FRONTEND_ID_LENGTH = 128
+FLUSH_S = 1.0
+"""Time after which a loss of memory shows that no step follows."""
 
 
 class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
@@ -31,12 +35,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         gateways: GatewayTable,
         values: ValueStore,
         readiness: Readiness,
+        kv_events: KvEvents,
         identity: rpc.Identity,
         admin_address: str,
     ) -> None:
         self._gateways = gateways
         self._values = values
         self._readiness = readiness
+        self._kv_events = kv_events
         self._identity = identity
         self._admin_address = admin_address
 
@@ -45,7 +51,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> AsyncIterator[engine_pb2.EngineMessage]:
         """Serve one gateway's stream: at most one outstanding write, with everything new in each message."""
         async with rpc.errors_to_status(context):
-            hello = await _read_hello(request_iterator)
+            hello = await _read_hello(request_iterator, self._identity)
             gateway, stream = self._gateways.attach(hello.frontend_id)
             reader = asyncio.create_task(_read(request_iterator, gateway, stream))
             try:
@@ -106,6 +112,25 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         async with rpc.errors_to_status(context):
             return engine_pb2.DeleteValueResponse(deleted=self._values.delete(request.tenant, request.key))
 
+    async def SubscribeKvEvents(
+        self, request: engine_pb2.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        """Stream which blocks are stored; each message has what is new since the transport took the one before."""
+        async with rpc.errors_to_status(context):
+            subscription = self._kv_events.subscribe()
+            try:
+                yield kv_message(subscription.take())
+                while not subscription.is_over:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(subscription.wake.wait(), FLUSH_S)
+                    self._kv_events.flush()
+                    if subscription.wake.is_set() and not subscription.is_over:
+                        yield kv_message(subscription.take())
+                if subscription.error is not None:
+                    raise subscription.error
+            finally:
+                self._kv_events.unsubscribe(subscription)
+
     def _welcome(self, gateway: AttachedGateway) -> engine_pb2.EngineMessage:
         held = [held_message(handle, live) for handle, live in gateway.held.items()]
         welcome = engine_pb2.Welcome(
@@ -119,12 +144,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.EngineMessage(welcome=welcome)
 
 
-async def _read_hello(messages: AsyncIterator[engine_pb2.FrontendMessage]) -> engine_pb2.FrontendHello:
+async def _read_hello(
+    messages: AsyncIterator[engine_pb2.FrontendMessage], identity: rpc.Identity
+) -> engine_pb2.FrontendHello:
     first = await anext(messages, None)
     if first is None or not first.HasField("hello"):
         raise InvalidArgument.field("hello", "is missing: the first message of a stream carries it")
     hello = first.hello
-    rpc.check_peer(hello.identity, "the gateway")
+    identity.agree(hello.identity, "the gateway")
     if not 0 < len(hello.frontend_id) <= MAX_FRONTEND_ID_LENGTH:
         raise InvalidArgument.field("hello.frontend_id", f"must have 1 to {MAX_FRONTEND_ID_LENGTH} characters")
     return hello

@@ -1,9 +1,12 @@
-"""Builders for the parts of an `EngineMessage`: token columns, ends, embeddings and prompt log probabilities."""
+"""Builders for the parts of an `EngineMessage`: token columns, ends, embeddings and prompt log probabilities; KV events."""
 
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from block_manager.hashing import BlockContents
 from protos.engine.v1 import engine_pb2
+from scheduler_svc.observe.kv_events import KvChange
 from scheduler_svc.requests.choice_output import ChoiceOutput, PromptLogprobs
 from scheduler_svc.requests.live_request import Delivery, LiveRequest
 from scheduler_svc.requests.waiting_room import WaitingRoom
@@ -121,3 +124,24 @@ def queue_message(room: WaitingRoom, now_ns: int) -> engine_pb2.QueueState:
     closed_for = room.closed_for
     retry_after_ns = int(room.retry_after_s(now_ns) * NS_PER_S) if closed_for else 0
     return engine_pb2.QueueState(closed_for=closed_for, retry_after_ns=retry_after_ns)
+
+
+def kv_message(change: KvChange) -> engine_pb2.SubscribeKvEventsResponse:
+    """The change; routers know blocks by the first eight bytes of their hashes."""
+    return engine_pb2.SubscribeKvEventsResponse(
+        stored=[_stored(key, contents) for key, contents in change.stored.items()],
+        removed=map(_short, change.removed),
+    )
+
+
+def _stored(key: bytes, contents: BlockContents) -> engine_pb2.StoredBlock:
+    return engine_pb2.StoredBlock(
+        block_hash=_short(key),
+        parent_hash=None if contents.parent is None else _short(contents.parent),
+        token_ids=struct.unpack(f"<{len(contents.tokens) // 4}i", contents.tokens),
+        lora_id=contents.lora_id,
+    )
+
+
+def _short(key: bytes) -> int:
+    return int.from_bytes(key[:8], "little", signed=True)

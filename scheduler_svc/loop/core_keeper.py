@@ -2,12 +2,13 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from protos.common.v1 import common_pb2
 from scheduler_svc.core.composition import live_change
 from scheduler_svc.core.limits import CoreLimits, PoolSize
+from scheduler_svc.core.state import CoreState
 from scheduler_svc.loop import policy_change
 from scheduler_svc.observe.recording.record_buffer import RecordBuffer
 from scheduler_svc.observe.recording.recorder import AnyCore, RecordingCore
@@ -56,15 +57,23 @@ class CoreKeeper:
     `overlap`: send as many plans ahead of their results as the policy allows; None = unless workers compute
     on the CPU (docs/decisions/0015-no-overlap-on-a-cpu.md). `overlaps`: the resulting setting, which
     recordings contain. `grants`: whether plans may grant steps, unless they overlap (`core/policies/mixed/decode_grants`).
+    `on_states` is called with the states of all worker groups when they or their memory were replaced.
     """
 
     def __init__(
-        self, choice: PolicyChoice, record_buffer: RecordBuffer, *, overlap: bool | None, grants: bool
+        self,
+        choice: PolicyChoice,
+        record_buffer: RecordBuffer,
+        on_states: Callable[[Sequence[CoreState]], None],
+        *,
+        overlap: bool | None,
+        grants: bool,
     ) -> None:
         self.core: AnyCore | None = None
         self.overlaps = bool(overlap)
         self._choice = self._started_with = choice
         self._record_buffer = record_buffer
+        self._on_states = on_states
         self._overlap = overlap
         self._grants = grants
         self._last_step = 0
@@ -89,6 +98,7 @@ class CoreKeeper:
         for number, each in enumerate(owned):
             if each is None:
                 core.drain_worker(number)
+        self._on_states(core.states)
         return self.core
 
     def join(self, number: int, owned: OwnedStream, workers: Workers) -> None:
@@ -104,6 +114,7 @@ class CoreKeeper:
             self.core.put_worker(number, pool, limits, self._record_buffer.rename)
         else:
             live_change.put_worker(self.core, number, pool, limits)
+        self._on_states(self.core.states)
 
     def expect(self, number: int) -> None:
         """Give a worker that has not connected yet its place in the core in use."""
@@ -124,6 +135,7 @@ class CoreKeeper:
         """Drop the core because its state is not to be trusted any more."""
         if self.core is not None:
             self._last_step, self.core = self.core.step, None
+            self._on_states([])
 
     def most_rows(self, workers: Workers) -> int:
         """Number of sequences that each worker reserved memory for."""

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from scheduler_svc.core.plan import StepPlan
+from scheduler_svc.core.state import CoreState
 from scheduler_svc.loop import policy_change
 from scheduler_svc.loop.coarse_timer import Alarm
 from scheduler_svc.loop.core_keeper import CoreKeeper
@@ -47,7 +48,7 @@ _BUG_PAUSE_S = 0.1
 class StepLoop:
     """Runs until cancelled. Reads and writes `book` and `readiness`. `roster`: the lanes to all workers; `steps`: the observers.
 
-    `adapter_id(name)`: id of a loaded adapter; raises NotFound.
+    `adapter_id(name)`: id of a loaded adapter; raises NotFound. `on_states`: see `CoreKeeper`.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class StepLoop:
         readiness: Readiness,
         record_buffer: RecordBuffer,
         adapter_id: Callable[[str], int],
+        on_states: Callable[[Sequence[CoreState]], None],
     ) -> None:
         self._no_worker_timeout_ns = int(settings.no_worker_timeout_s * NS_PER_S)
-        self._keeper = CoreKeeper(choice, record_buffer, overlap=settings.overlap, grants=settings.grants)
+        self._keeper = CoreKeeper(choice, record_buffer, on_states, overlap=settings.overlap, grants=settings.grants)
         self._book = book
         self._readiness = readiness
         self._settling = StepSettling(book, steps)

@@ -124,7 +124,7 @@ class WorkerLink:
     async def _attach_once(self) -> OwnedStream:
         stub = self._connect()
         answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=self._settings.connect_timeout_s)
-        rpc.check_peer(answer.identity, f"the worker at {self.address}")
+        self._identity.agree(answer.identity, f"the worker at {self.address}")
         if answer.state == worker_pb2.WORKER_STATE_FAILED:
             raise Unavailable(f"the worker at {self.address} lost its engine and ends", reason="WORKER_FAILED")
         loaded = self._loaded
@@ -158,7 +158,7 @@ class WorkerLink:
         if not first.HasField("welcome"):
             raise FailedPrecondition(f"the worker at {self.address} did not begin with a welcome", reason="NO_WELCOME")
         welcome = first.welcome
-        rpc.check_peer(welcome.identity, f"the worker at {self.address}")
+        self._identity.agree(welcome.identity, f"the worker at {self.address}")
         if not welcome.resumed:
             self._last_step_id = 0
         self._epoch = welcome.epoch

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from protos.common.v1 import common_pb2
 from svc_common import errors
 from svc_common.clipping import DESCRIPTION_BYTES, MESSAGE_BYTES, NAME_BYTES, VALUE_BYTES, clip, clip_all
-from svc_common.version import PROTOCOL_REVISION, VERSION
+from svc_common.version import SPOKEN, VERSION, Revisions
 
 log = logging.getLogger(__name__)
 
@@ -136,23 +136,38 @@ def bind(
 class Identity:
     """Identity of this process for its peers: one per process, made in the composition root."""
 
-    def __init__(self) -> None:
+    def __init__(self, spoken: Revisions = SPOKEN) -> None:
         self.boot_id = uuid.uuid4().hex
+        self._spoken = spoken
 
     def message(self) -> common_pb2.PeerIdentity:
         """Wire form."""
-        return common_pb2.PeerIdentity(protocol_revision=PROTOCOL_REVISION, build=VERSION, boot_id=self.boot_id)
-
-
-def check_peer(peer: common_pb2.PeerIdentity, name: str) -> None:
-    """Raise FailedPrecondition, naming both values, if the peer's protocol revision differs."""
-    if peer.protocol_revision != PROTOCOL_REVISION:
-        raise errors.FailedPrecondition(
-            f"{name} speaks protocol revision {peer.protocol_revision} (build {peer.build or 'unknown'}), this process "
-            f"{PROTOCOL_REVISION} (build {VERSION}); run the same release of all services",
-            reason="PROTOCOL_REVISION",
-            metadata={"theirs": str(peer.protocol_revision), "ours": str(PROTOCOL_REVISION)},
+        return common_pb2.PeerIdentity(
+            protocol_revision=self._spoken.oldest,
+            newest_revision=self._spoken.newest,
+            build=VERSION,
+            boot_id=self.boot_id,
         )
+
+    def agree(self, peer: common_pb2.PeerIdentity, name: str) -> int:
+        """The revision to speak with a peer, at which it arrives too. Raises FailedPrecondition, with both sides' revisions, if
+        there is none.
+        """
+        theirs = revisions_of(peer)
+        agreed = self._spoken.agreed(theirs)
+        if agreed is None:
+            raise errors.FailedPrecondition(
+                f"{name} speaks protocol revision {theirs} (build {peer.build or 'unknown'}), this process {self._spoken} "
+                f"(build {VERSION}); run releases next to each other",
+                reason="PROTOCOL_REVISION",
+                metadata={"theirs": str(theirs), "ours": str(self._spoken)},
+            )
+        return agreed
+
+
+def revisions_of(peer: common_pb2.PeerIdentity) -> Revisions:
+    """Those that a peer speaks; one only if it does not say which is the newest."""
+    return Revisions(peer.protocol_revision, max(peer.protocol_revision, peer.newest_revision))
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

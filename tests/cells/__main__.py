@@ -1,10 +1,10 @@
-"""`python -m tests.cells [--requests N]`: routers in front of two cells on this machine; exit status 0 when all checks passed."""
+"""`python -m tests.cells [smg|envoy] [--requests N]`: routers in front of two cells here; exit status 0 when all checks passed."""
 
 import argparse
 import tempfile
 from pathlib import Path
 
-from tests.cells import smg_rig
+from tests.cells import envoy_rig, smg_rig
 from tests.support.commands import Failure, Progress
 
 
@@ -12,11 +12,15 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.cells", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="in all, over the router's ways and policies")
+    parser.add_argument("routers", nargs="*", default=["smg", "envoy"], help="smg, envoy; both by default")
     given = parser.parse_args()
     progress = Progress()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            smg_rig.check(given.requests, Path(folder), progress)
+            if "smg" in given.routers:
+                smg_rig.check(given.requests, Path(folder), progress)
+            if "envoy" in given.routers:
+                envoy_rig.check(given.requests // 10, Path(folder), progress)
         except Failure as failure:
             progress.say(f"FAILED: {failure}")
             return 1

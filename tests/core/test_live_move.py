@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from block_manager.ledger import HOLE
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits, PoolSize
 from scheduler_svc.core.plan import StepPlan, StepResult
@@ -77,6 +78,42 @@ def test_blocks_that_are_cached_there_are_shared() -> None:
     assert step(core, 1).placed == {"image": [(2, ours[2])]}
 
 
+@pytest.mark.parametrize("windows", [(0, 4), (4, 0, 9)])
+def test_of_a_window_only_what_is_in_it_moves(windows: tuple[int, ...]) -> None:
+    """Blocks behind it are HOLEs of the image, are freed there, and are no cached prefix there: they have no contents."""
+    core = core_of(blocks=(80, 80), cache_windows=windows, prefix_caching=True)
+    name = decoding(core, num_prompt=21)
+    step(core, 0)
+    found = live_move.residence(name, core.workers)
+    assert found is not None and found.num_full == 5 * len(windows)
+    held = [block for block in found.blocks if block != HOLE]
+    assert len(held) == len(core.states[0].cache.ledger.gpu.hash_of) - core.states[0].cache.num_free_gpu - 1
+    core.hold(name)
+    assert core.hand_over(name, 1, "image")
+    pool = core.states[1].cache.ledger.gpu
+    assert pool.num_usable - pool.num_free == len(held)
+    placed = step(core, 1).placed["image"]
+    assert [found.blocks[at] for at, _ in placed] == held
+    cached = {block for block, key in enumerate(pool.hash_of) if key is not None}
+    assert len(cached) > len(windows) and cached <= {block for _, block in placed}
+    assert core.check_integrity() == []
+
+
+def test_states_move_last() -> None:
+    """They change with every step, so they are not copied before the sequence is held."""
+    core = core_of(blocks=(80, 80), cache_windows=(0,), num_state_blocks=3, checkpoint_tokens=8, prefix_caching=True)
+    name = decoding(core)
+    table = core.states[0].cache.ledger.tables[name]
+    found = live_move.residence(name, core.workers)
+    assert found is not None and found.num_full == 2
+    assert found.blocks == (*table[3:], *table[:3])
+    core.hold(name)
+    assert core.hand_over(name, 1, "image")
+    plan, table = step(core, 1), core.states[1].cache.ledger.tables[name]
+    assert plan.placed == {"image": list(enumerate([*table[3:], *table[:3]]))}
+    assert [(entry.computed_before, entry.num_tokens) for entry in plan.scheduled] == [(9, 1)]
+
+
 def _aborted(core: Scheduler, name: str) -> None:
     core.abort([name.split("/", maxsplit=1)[0]])
 
@@ -126,7 +163,7 @@ def test_it_takes_part_again_after_let_go() -> None:
 
 
 def test_what_does_not_move() -> None:
-    """Prompts under way, samples that share blocks, models with a sliding window."""
+    """Prompts under way, samples that share blocks, models with states where drafts are verified."""
     core = core_of(max_num_batched_tokens=8, max_num_seqs=8)
     core.add(make_request("prompt", 20, 20))
     step(core, 0)
@@ -136,10 +173,11 @@ def test_what_does_not_move() -> None:
     samples.add(replace(request, n=2))
     step(samples, 0)
     assert live_move.movable(samples.workers[0]) == []
-    window = core_of(presets.preset("quire", sliding_window=8))
-    window.add(make_request("w", 9, 20))
-    assert step(window, 0).scheduled
-    assert live_move.movable(window.workers[0]) == []
+    states = {"cache_windows": (0,), "num_state_blocks": 2, "checkpoint_tokens": 4}
+    drafts = core_of(presets.preset("quire", num_spec_tokens=2), blocks=(80, 80), **states)
+    drafts.add(make_request("w", 9, 20))
+    assert step(drafts, 0).scheduled
+    assert live_move.movable(drafts.workers[0]) == []
 
 
 @pytest.mark.parametrize("policy", MOVING)
@@ -147,6 +185,19 @@ def test_what_does_not_move() -> None:
 def test_lives_in_which_sequences_move(policy: str, seeds: range) -> None:
     """R200: under every preset, with kills, drains, aborts and full pools; each sequence reads its own past."""
     assert sum(live(policy, seed, several=True).num_moved for seed in seeds) > 0
+
+
+KINDS = {"groups": {"grouped": True}, "states": {"states": True}, "both": {"grouped": True, "states": True}}
+"""Of models with more than one table for each sequence."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["vllm-v1", "vllm-v1-async", "static", "quire", "chitu"])
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(100), marks=pytest.mark.long)], ids=len)
+def test_lives_in_which_sequences_of_all_models_move(policy: str, kind: str, seeds: range) -> None:
+    """With windows and with states."""
+    moved = sum(live(policy, seed, several=True, **KINDS[kind]).num_moved for seed in seeds)
+    assert moved > 0 or len(seeds) < 20
 
 
 @pytest.mark.parametrize("policy", GRANTING)

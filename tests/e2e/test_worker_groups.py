@@ -3,6 +3,7 @@
 A sample here, the whole in `make test-long`; sizes are printed.
 """
 
+import asyncio
 import json
 import random
 import time
@@ -17,11 +18,14 @@ from quire.client.sync_client import Client
 from quire.operators.admin import AdminClient
 from svc_common.errors import FailedPrecondition, NotFound
 from tests.e2e import preset_signs as signs
+from tests.e2e import tight_stacks
 from tests.e2e.preset_cases import Case, compare
 from tests.e2e.served_life import Life
+from tests.support.scraping import scrape
 from tests.support.stack import kill_requests
 from tests.support.stack.commands import blocks, quire_here, steps
 from tests.support.stack.supervised import Readings, Supervised, supervised
+from tests.worker.families.tiny_checkpoints import family_checkpoint
 
 Record = Callable[[str, object], None]
 NUM_WORKERS = 3
@@ -179,6 +183,38 @@ def test_one_of_several_workers_is_lost_or_drained(record_property: Record) -> N
 def test_many_workers_are_lost_and_drained(troubles: Troubles, record_property: Record) -> None:
     """The same with 20 kills and 10 drains, under every preset."""
     record_property("size", befallen(troubles, seed=2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3n_text", "deepseek_v3", "qwen3_next", "lfm2", "nemotron_h"])
+def test_sequences_of_all_models_move(name: str, tmp_path: Path, record_property: Record) -> None:
+    """R200: workers are drained under load; with windows, shared KV and states every token is that of `generate`."""
+    path, rng = family_checkpoint(name, tmp_path / name), random.Random(3)
+    with supervised(
+        model=path,
+        workers=2,
+        policy_set=("restraint=null",),
+        max_num_batched_tokens=64,
+        worker_args=tight_stacks.tight(path),
+        scheduler_args=("--max-num-seqs", "16"),
+    ) as running:
+        address, cases = running.stack.grpc_address, tight_stacks.cases()
+        expected = tight_stacks.expected(address, path, cases)
+
+        def harm(readings: Readings) -> None:
+            with AdminClient(running.stack.admin_address) as admin:
+                for number in (0, 1) * 3:
+                    readings.wait_for(readings.num_tokens + rng.randint(20, 200))
+                    drain_and_undo(admin, number)
+
+        tolerance = tight_stacks.tolerance(name)
+        num_requests, num_tokens = kill_requests.repeat(address, cases, expected, harm, logprob_tolerance=tolerance)
+        num_moves = asyncio.run(scrape(running.stack.metrics_addresses["scheduler"])).value("quire_moved_groups_total")
+        assert num_moves > 0
+    record_property(
+        "size", f"{name}: {num_moves:.0f} moves, {num_requests} requests, {num_tokens} tokens, 0 lost or changed"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ WHOLE = [
         "quire",
         Counter({"middle chunk": 4, "swap out": 2, "copy": 3, "grammar": 3, "beams": 2, "penalties": 2, AT_RANDOM: 4}),
         ("restraint=null", "preemption_mode=swap"),
-        ("--max-num-batched-tokens", "64"),
+        ("--max-num-batched-tokens", "64", "--max-worker-losses", "50"),
     ),
     Plan(
         "vllm-v0",
@@ -56,7 +56,7 @@ WHOLE = [
     Plan(
         "vllm-v0-chunked",
         Counter({"middle chunk": 3, "fork": 2, "grammar": 2, AT_RANDOM: 3}),
-        scheduler_args=("--max-num-batched-tokens", "64"),
+        scheduler_args=("--max-num-batched-tokens", "64", "--max-worker-losses", "50"),
     ),
 ]
 

@@ -17,6 +17,7 @@ from quire.client.connections import Credentials
 from quire_tools.doctor import findings, installation, machine, model, service
 from quire_tools.doctor.findings import Finding, Severity
 from svc_common.errors import PermissionDenied, QuireError, Unauthenticated, Unavailable
+from svc_common.version import Revisions
 
 
 def states(found: list[Finding]) -> dict[str, Severity]:
@@ -108,9 +109,9 @@ def test_a_refused_caller_is_told_of_keys(refusal: type[QuireError]) -> None:
 
 def test_another_release_is_told() -> None:
     """Another protocol revision cannot work, another release should not be."""
-    ours = [finding.state for finding in service._build("worker", extras.version("quire") or "", 0)]
+    ours = [finding.state for finding in service._build("worker", extras.version("quire") or "", Revisions(1, 2))]
     assert ours == [Severity.PROBLEM]
-    assert [f.state for f in service._build("worker", "0.0.1", service.PROTOCOL_REVISION)] == [Severity.WARNING]
+    assert [f.state for f in service._build("worker", "0.0.1", service.SPOKEN)] == [Severity.WARNING]
 
 
 def test_a_check_that_fails_is_a_finding() -> None:

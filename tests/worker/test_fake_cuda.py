@@ -40,7 +40,7 @@ def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, o
         f"tests/kernels/triton/test_{name}.py"
         for name in ("attention", "attention_libraries", "decoder", "moves", "products", "sampling")
     ]
-    report(run_on_fake_cuda(["tests/worker/fake_cuda", *kernels], "not long", 880), 46, record_property)
+    report(run_on_fake_cuda(["tests/worker/fake_cuda", *kernels], "not long", 880), 44, record_property)
 
 
 @pytest.mark.long

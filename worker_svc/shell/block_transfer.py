@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import wire_arrays
@@ -28,6 +30,8 @@ _PIECE_BYTES = 2**20
 _AT_ONCE_BYTES = 16 * 2**20
 """What is read between two steps."""
 _NONCE_BYTES = 32
+_HOLE = -1
+"""In the place of a block that nothing reads; the image has zeros there."""
 _SHARED = Path("/dev/shm")
 _PREFIX = "quire-blocks-"
 
@@ -82,21 +86,35 @@ class BlockTransfer:
             self._peers.check(request.source, WORKER)
         except ConfigError as error:
             raise InvalidArgument.field("source", error.message) from None
+        wanted = wire_arrays.unpack(request.block_ids, "block_ids", minimum=_HOLE)
+        is_block = wanted != _HOLE
+        data, is_shared = await self._read(request, wanted[is_block]) if is_block.any() else (b"", False)
+        await self._in_epoch(
+            request.epoch,
+            lambda engine: engine.images.put(
+                request.image, request.num_before, _with_holes(data, is_block, engine.block_bytes)
+            ),
+        )
+        return worker_pb2.FetchBlocksResponse(num_bytes=len(data), is_shared=is_shared)
+
+    async def _read(self, request: worker_pb2.FetchBlocksRequest, blocks: NDArray[np.int32]) -> tuple[bytes, bool]:
+        """The other worker's blocks, of which there are some, and whether they came through shared memory."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         with _made_shared(nonce) as (name, file):
-            data, is_shared = await self._ask(request, name, nonce)
+            data, is_shared = await self._ask(request, blocks, name, nonce)
             if is_shared:
                 assert file is not None
                 file.seek(0)
                 data = file.read()
-        await self._in_epoch(request.epoch, lambda engine: engine.images.put(request.image, request.num_before, data))
-        return worker_pb2.FetchBlocksResponse(num_bytes=len(data), is_shared=is_shared)
+        return data, is_shared
 
-    async def _ask(self, request: worker_pb2.FetchBlocksRequest, shared_file: str, nonce: bytes) -> tuple[bytes, bool]:
+    async def _ask(
+        self, request: worker_pb2.FetchBlocksRequest, blocks: NDArray[np.int32], shared_file: str, nonce: bytes
+    ) -> tuple[bytes, bool]:
         question = worker_pb2.ReadBlocksRequest(
             epoch=request.source_epoch,
             boot_id=request.source_boot_id,
-            block_ids=request.block_ids,
+            block_ids=wire_arrays.pack(blocks),
             layout=self._lifecycle.engine.cache_layout,
             shared_file=shared_file,
             nonce=nonce,
@@ -132,6 +150,20 @@ class BlockTransfer:
             return work(self._lifecycle.engine)
 
         return await self._thread.submit(job)
+
+
+def _with_holes(data: bytes, is_block: NDArray[np.bool_], block_bytes: int) -> bytes:
+    """The fetched blocks at their places, and zeros at the others. Raises FailedPrecondition if there are more or fewer."""
+    if is_block.all():
+        return data
+    if len(data) != is_block.sum() * block_bytes:
+        raise FailedPrecondition(
+            f"{is_block.sum()} blocks of {block_bytes} bytes were asked for, and {len(data)} bytes came",
+            reason="IMAGE_DIFFERS",
+        )
+    whole = np.zeros((len(is_block), block_bytes), np.uint8)
+    whole[is_block] = np.frombuffer(data, np.uint8).reshape(-1, block_bytes)
+    return whole.tobytes()
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class OwnedSteps:
         if not message.HasField("hello"):
             raise InvalidArgument.field("hello", "the first message of Run must contain only hello")
         hello = message.hello
-        rpc.check_peer(hello.identity, "the scheduler")
+        self._identity.agree(hello.identity, "the scheduler")
         if not hello.identity.boot_id:
             raise InvalidArgument.field("hello.identity.boot_id", "is empty; it must identify the owner")
         grant = self._ownership.hello(_hello(hello), _now_s())

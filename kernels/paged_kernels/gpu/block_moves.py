@@ -19,7 +19,8 @@ from paged_kernels.gpu.scaled_cache import (
     scales_for,
 )
 
-_ROWS = 32
+_MOST_ROWS, _ELEMENTS = 32, 8192
+"""Of a program that writes into a cache: rows, and their elements, which the registers hold."""
 _PIECE = 2048
 
 
@@ -87,11 +88,13 @@ def write_kv(
     key, value = tokens_apart(key), tokens_apart(value)
     num_rows = len(slots) * shape.num_kv_heads
     (keys, values), scales = numbers_and_scales(cache, shape)
+    padded = triton.next_power_of_2(shape.head_dim)
+    rows = min(_MOST_ROWS, max(1, _ELEMENTS // padded))
     if num_rows:
-        write_kernel[(triton.cdiv(num_rows, _ROWS),)](
+        write_kernel[(triton.cdiv(num_rows, rows),)](
             key, value, keys, values, scales[0], scales[1], slots, num_rows, key.stride(0), value.stride(0),
-            KV_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, PADDED_DIM=triton.next_power_of_2(shape.head_dim),
-            BLOCK_SIZE=shape.block_size, ROWS=_ROWS, FORM=form_of(cache.dtype), enable_fp_fusion=True,
+            KV_HEADS=shape.num_kv_heads, HEAD_DIM=shape.head_dim, PADDED_DIM=padded,
+            BLOCK_SIZE=shape.block_size, ROWS=rows, FORM=form_of(cache.dtype), enable_fp_fusion=True,
         )  # fmt: skip
 
 

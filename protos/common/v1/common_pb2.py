@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x0fquire.common.v1\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"I\n\x0cPeerIdentity\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\"\x92\x02\n\x0bModelLimits\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x15\n\rbundle_digest\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x16\n\x0esliding_window\x18\t \x01(\r\x12\x15\n\rcache_windows\x18\n \x03(\r\x12\x18\n\x10num_state_blocks\x18\x0b \x01(\r\x12\x19\n\x11\x63heckpoint_tokens\x18\x0c \x01(\r\"\xc0\x03\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x10\n\x08logprobs\x18\x05 \x01(\x08\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x16\n\x0elogit_bias_ids\x18\n \x01(\x0c\x12\x14\n\x0clogit_biases\x18\x0b \x01(\x0c\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x01(\x0c\x12\x31\n\tbad_words\x18\r \x03(\x0b\x32\x1e.quire.common.v1.TokenSequence\x12\x18\n\x10num_top_logprobs\x18\x0e \x01(\r\x12 \n\x13num_prompt_logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12)\n\x07grammar\x18\x10 \x01(\x0b\x32\x18.quire.common.v1.GrammarB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"C\n\x07Grammar\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.quire.common.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"L\n\tBeamRules\x12\x16\n\x0elength_penalty\x18\x01 \x01(\x02\x12\'\n\x04stop\x18\x02 \x01(\x0e\x32\x19.quire.common.v1.BeamStop\"_\n\tStopRules\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"\xae\x02\n\x0b\x45rrorStatus\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12<\n\x08metadata\x18\x04 \x03(\x0b\x32*.quire.common.v1.ErrorStatus.MetadataEntry\x12\x39\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32\x1f.quire.common.v1.FieldViolation\x12\x16\n\x0eretry_after_ns\x18\x06 \x01(\x04\x12\x15\n\rresource_type\x18\x07 \x01(\t\x12\x15\n\rresource_name\x18\x08 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t*\x91\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x03\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x04*t\n\x08\x42\x65\x61mStop\x12\x19\n\x15\x42\x45\x41M_STOP_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x42\x45\x41M_STOP_WHEN_UNBEATABLE\x10\x01\x12\x19\n\x15\x42\x45\x41M_STOP_WHEN_ENOUGH\x10\x02\x12\x13\n\x0f\x42\x45\x41M_STOP_NEVER\x10\x03*F\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_EMBED_MEAN\x10\x01\x12\x13\n\x0fTASK_EMBED_LAST\x10\x02*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x42\x38\n\x13\x64\x65v.quire.common.v1P\x01Z\x1fquire/protos/common/v1;commonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/common/v1/common.proto\x12\x0fquire.common.v1\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"b\n\x0cPeerIdentity\x12\x19\n\x11protocol_revision\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x17\n\x0fnewest_revision\x18\x04 \x01(\r\"\x92\x02\n\x0bModelLimits\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x15\n\rbundle_digest\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x16\n\x0esliding_window\x18\t \x01(\r\x12\x15\n\rcache_windows\x18\n \x03(\r\x12\x18\n\x10num_state_blocks\x18\x0b \x01(\r\x12\x19\n\x11\x63heckpoint_tokens\x18\x0c \x01(\r\"\xc0\x03\n\x10ResolvedSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x10\n\x08logprobs\x18\x05 \x01(\x08\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12\x16\n\x0elogit_bias_ids\x18\n \x01(\x0c\x12\x14\n\x0clogit_biases\x18\x0b \x01(\x0c\x12\x19\n\x11\x61llowed_token_ids\x18\x0c \x01(\x0c\x12\x31\n\tbad_words\x18\r \x03(\x0b\x32\x1e.quire.common.v1.TokenSequence\x12\x18\n\x10num_top_logprobs\x18\x0e \x01(\r\x12 \n\x13num_prompt_logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12)\n\x07grammar\x18\x10 \x01(\x0b\x32\x18.quire.common.v1.GrammarB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\"C\n\x07Grammar\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.quire.common.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"L\n\tBeamRules\x12\x16\n\x0elength_penalty\x18\x01 \x01(\x02\x12\'\n\x04stop\x18\x02 \x01(\x0e\x32\x19.quire.common.v1.BeamStop\"_\n\tStopRules\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"\xae\x02\n\x0b\x45rrorStatus\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12<\n\x08metadata\x18\x04 \x03(\x0b\x32*.quire.common.v1.ErrorStatus.MetadataEntry\x12\x39\n\x10\x66ield_violations\x18\x05 \x03(\x0b\x32\x1f.quire.common.v1.FieldViolation\x12\x16\n\x0eretry_after_ns\x18\x06 \x01(\x04\x12\x15\n\rresource_type\x18\x07 \x01(\t\x12\x15\n\rresource_name\x18\x08 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t*\x91\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x03\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x04*t\n\x08\x42\x65\x61mStop\x12\x19\n\x15\x42\x45\x41M_STOP_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x42\x45\x41M_STOP_WHEN_UNBEATABLE\x10\x01\x12\x19\n\x15\x42\x45\x41M_STOP_WHEN_ENOUGH\x10\x02\x12\x13\n\x0f\x42\x45\x41M_STOP_NEVER\x10\x03*F\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_EMBED_MEAN\x10\x01\x12\x13\n\x0fTASK_EMBED_LAST\x10\x02*\xb6\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x42\x38\n\x13\x64\x65v.quire.common.v1P\x01Z\x1fquire/protos/common/v1;commonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,34 +34,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\023dev.quire.common.v1P\001Z\037quire/protos/common/v1;commonv1'
   _globals['_ERRORSTATUS_METADATAENTRY']._loaded_options = None
   _globals['_ERRORSTATUS_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_GRAMMARKIND']._serialized_start=1550
-  _globals['_GRAMMARKIND']._serialized_end=1695
-  _globals['_BEAMSTOP']._serialized_start=1697
-  _globals['_BEAMSTOP']._serialized_end=1813
-  _globals['_TASK']._serialized_start=1815
-  _globals['_TASK']._serialized_end=1885
-  _globals['_FINISHREASON']._serialized_start=1888
-  _globals['_FINISHREASON']._serialized_end=2070
+  _globals['_GRAMMARKIND']._serialized_start=1575
+  _globals['_GRAMMARKIND']._serialized_end=1720
+  _globals['_BEAMSTOP']._serialized_start=1722
+  _globals['_BEAMSTOP']._serialized_end=1838
+  _globals['_TASK']._serialized_start=1840
+  _globals['_TASK']._serialized_end=1910
+  _globals['_FINISHREASON']._serialized_start=1913
+  _globals['_FINISHREASON']._serialized_end=2095
   _globals['_TRACECONTEXT']._serialized_start=50
   _globals['_TRACECONTEXT']._serialized_end=105
   _globals['_PEERIDENTITY']._serialized_start=107
-  _globals['_PEERIDENTITY']._serialized_end=180
-  _globals['_MODELLIMITS']._serialized_start=183
-  _globals['_MODELLIMITS']._serialized_end=457
-  _globals['_RESOLVEDSAMPLING']._serialized_start=460
-  _globals['_RESOLVEDSAMPLING']._serialized_end=908
-  _globals['_TOKENSEQUENCE']._serialized_start=910
-  _globals['_TOKENSEQUENCE']._serialized_end=944
-  _globals['_GRAMMAR']._serialized_start=946
-  _globals['_GRAMMAR']._serialized_end=1013
-  _globals['_BEAMRULES']._serialized_start=1015
-  _globals['_BEAMRULES']._serialized_end=1091
-  _globals['_STOPRULES']._serialized_start=1093
-  _globals['_STOPRULES']._serialized_end=1188
-  _globals['_ERRORSTATUS']._serialized_start=1191
-  _globals['_ERRORSTATUS']._serialized_end=1493
-  _globals['_ERRORSTATUS_METADATAENTRY']._serialized_start=1446
-  _globals['_ERRORSTATUS_METADATAENTRY']._serialized_end=1493
-  _globals['_FIELDVIOLATION']._serialized_start=1495
-  _globals['_FIELDVIOLATION']._serialized_end=1547
+  _globals['_PEERIDENTITY']._serialized_end=205
+  _globals['_MODELLIMITS']._serialized_start=208
+  _globals['_MODELLIMITS']._serialized_end=482
+  _globals['_RESOLVEDSAMPLING']._serialized_start=485
+  _globals['_RESOLVEDSAMPLING']._serialized_end=933
+  _globals['_TOKENSEQUENCE']._serialized_start=935
+  _globals['_TOKENSEQUENCE']._serialized_end=969
+  _globals['_GRAMMAR']._serialized_start=971
+  _globals['_GRAMMAR']._serialized_end=1038
+  _globals['_BEAMRULES']._serialized_start=1040
+  _globals['_BEAMRULES']._serialized_end=1116
+  _globals['_STOPRULES']._serialized_start=1118
+  _globals['_STOPRULES']._serialized_end=1213
+  _globals['_ERRORSTATUS']._serialized_start=1216
+  _globals['_ERRORSTATUS']._serialized_end=1518
+  _globals['_ERRORSTATUS_METADATAENTRY']._serialized_start=1471
+  _globals['_ERRORSTATUS_METADATAENTRY']._serialized_end=1518
+  _globals['_FIELDVIOLATION']._serialized_start=1520
+  _globals['_FIELDVIOLATION']._serialized_end=1572
 # @@protoc_insertion_point(module_scope)

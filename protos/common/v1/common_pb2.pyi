@@ -64,14 +64,16 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class PeerIdentity(_message.Message):
-    __slots__ = ("protocol_revision", "build", "boot_id")
+    __slots__ = ("protocol_revision", "build", "boot_id", "newest_revision")
     PROTOCOL_REVISION_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_REVISION_FIELD_NUMBER: _ClassVar[int]
     protocol_revision: int
     build: str
     boot_id: str
-    def __init__(self, protocol_revision: _Optional[int] = ..., build: _Optional[str] = ..., boot_id: _Optional[str] = ...) -> None: ...
+    newest_revision: int
+    def __init__(self, protocol_revision: _Optional[int] = ..., build: _Optional[str] = ..., boot_id: _Optional[str] = ..., newest_revision: _Optional[int] = ...) -> None: ...
 
 class ModelLimits(_message.Message):
     __slots__ = ("model", "max_model_len", "vocab_size", "model_digest", "bundle_digest", "block_size", "eos_token_ids", "dtype", "sliding_window", "cache_windows", "num_state_blocks", "checkpoint_tokens")

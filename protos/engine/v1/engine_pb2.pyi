@@ -7,6 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SubscribeKvEventsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SubscribeKvEventsResponse(_message.Message):
+    __slots__ = ("stored", "removed")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    stored: _containers.RepeatedCompositeFieldContainer[StoredBlock]
+    removed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stored: _Optional[_Iterable[_Union[StoredBlock, _Mapping]]] = ..., removed: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StoredBlock(_message.Message):
+    __slots__ = ("block_hash", "parent_hash", "token_ids", "lora_id")
+    BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
+    PARENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LORA_ID_FIELD_NUMBER: _ClassVar[int]
+    block_hash: int
+    parent_hash: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    lora_id: int
+    def __init__(self, block_hash: _Optional[int] = ..., parent_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., lora_id: _Optional[int] = ...) -> None: ...
+
 class PutValueRequest(_message.Message):
     __slots__ = ("tenant", "key", "value")
     TENANT_FIELD_NUMBER: _ClassVar[int]

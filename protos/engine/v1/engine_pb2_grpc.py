@@ -60,6 +60,11 @@ class EngineServiceStub(object):
                 request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.SerializeToString,
                 response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.FromString,
                 _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/quire.engine.v1.EngineService/SubscribeKvEvents',
+                request_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServiceServicer(object):
@@ -101,6 +106,14 @@ class EngineServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubscribeKvEvents(self, request, context):
+        """Which full KV blocks a prefix hit can use: all of them at first, then changes. FAILED_PRECONDITION unless the scheduler
+        keeps track of them (--kv-events).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +141,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.DeleteValue,
                     request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.FromString,
                     response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +284,33 @@ class EngineService(object):
             '/quire.engine.v1.EngineService/DeleteValue',
             protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueRequest.SerializeToString,
             protos_dot_engine_dot_v1_dot_engine__pb2.DeleteValueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.engine.v1.EngineService/SubscribeKvEvents',
+            protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsRequest.SerializeToString,
+            protos_dot_engine_dot_v1_dot_engine__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

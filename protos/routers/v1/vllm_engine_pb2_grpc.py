@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class VllmEngineStub(object):
-    """Served on the gateway's gRPC port. SubscribeKvEvents, FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
+    """Served on the gateway's gRPC port. FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
     """
 
     def __init__(self, channel):
@@ -76,10 +76,15 @@ class VllmEngineStub(object):
                 request_serializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerChunk.FromString,
                 _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/vllm.grpc.engine.VllmEngine/SubscribeKvEvents',
+                request_serializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.KvEventBatch.FromString,
+                _registered_method=True)
 
 
 class VllmEngineServicer(object):
-    """Served on the gateway's gRPC port. SubscribeKvEvents, FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
+    """Served on the gateway's gRPC port. FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
     """
 
     def Generate(self, request, context):
@@ -138,6 +143,13 @@ class VllmEngineServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubscribeKvEvents(self, request, context):
+        """Which KV blocks a prefix hit can use: all of them at first, then changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VllmEngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +193,11 @@ def add_VllmEngineServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerRequest.FromString,
                     response_serializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerChunk.SerializeToString,
             ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=protos_dot_routers_dot_v1_dot_smg__common__pb2.KvEventBatch.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'vllm.grpc.engine.VllmEngine', rpc_method_handlers)
@@ -190,7 +207,7 @@ def add_VllmEngineServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VllmEngine(object):
-    """Served on the gateway's gRPC port. SubscribeKvEvents, FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
+    """Served on the gateway's gRPC port. FlushCache, StartProfile and StopProfile of the contract are UNIMPLEMENTED.
     """
 
     @staticmethod
@@ -399,6 +416,33 @@ class VllmEngine(object):
             '/vllm.grpc.engine.VllmEngine/GetTokenizer',
             protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerRequest.SerializeToString,
             protos_dot_routers_dot_v1_dot_smg__common__pb2.GetTokenizerChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/vllm.grpc.engine.VllmEngine/SubscribeKvEvents',
+            protos_dot_routers_dot_v1_dot_smg__common__pb2.SubscribeKvEventsRequest.SerializeToString,
+            protos_dot_routers_dot_v1_dot_smg__common__pb2.KvEventBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,9 @@ parsers = options_of(
     panels={
         "Chats": ("tool_parser", "reasoning_parser"),
         "Scores": ("score_template", "score_tokens", "enable_tokenizer_info_endpoint"),
-        "Routers": ("metrics_names", "router_headers", "objectives"),
+        "Routers": (
+            *("metrics_names", "router_headers", "objectives"),
+            *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
+        ),
     },
 )

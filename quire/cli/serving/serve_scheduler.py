@@ -27,6 +27,7 @@ _limits = options_of(
     SchedulerSettings,
     panels={
         "Scheduling": ("force_ownership",),
+        "Routers": ("kv_events",),
         "Limits": (
             *("max_waiting_requests", "max_waiting_tokens", "max_waiting_s", "max_live_requests"),
             *("max_retained_tokens", "max_stored_bytes", "max_worker_losses", "num_gpu_blocks", "num_cpu_blocks"),

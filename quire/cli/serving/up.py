@@ -62,6 +62,7 @@ _limits = options_of(
         ),
         "Log": ("stats_interval_s",),
         "Recording": ("record_tokens",),
+        "Routers": ("kv_events",),
     },
 )
 

@@ -43,9 +43,14 @@ def v1_rules(spec: PolicySpec, limits: CoreLimits, rename: HashRename | None, ch
     return V1PoolRules.make(**sizes, window=spec.sliding_window)
 
 
-def keeps_tables_whole(spec: PolicySpec, limits: CoreLimits) -> bool:
-    """True if block tables have one block for each position, so that a sequence can move with its blocks."""
-    return spec.sliding_window is None and not limits.cache_windows
+def moves_sequences(spec: PolicySpec, limits: CoreLimits) -> bool:
+    """True if a sequence can move with its blocks: these hold all of it, and full ones do not change.
+
+    States after draft tokens are elsewhere until it is known which of these are right (docs/decisions/0047). Rules that do not
+    know cache groups write again into blocks that have left a window.
+    """
+    has_whole_tables = spec.sliding_window is None or spec.has("cache groups")
+    return has_whole_tables and not (limits.num_state_blocks and spec.num_spec_tokens)
 
 
 def _of_groups(spec: PolicySpec, limits: CoreLimits) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import task_policies
-from scheduler_svc.core.composition.cache_choice import cache_of, keeps_tables_whole
+from scheduler_svc.core.composition.cache_choice import cache_of, moves_sequences
 from scheduler_svc.core.fast_decode.outputs import FastOutputs
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
@@ -151,7 +151,7 @@ def worker_group(
         costs=first_costs(spec),
     )
     progress, outputs, phases = parts(spec, ordering_of(spec, shared.costs), state, deadlines)
-    lanes, moves = SingleLane(spec.batch_queue), keeps_tables_whole(spec, limits)
+    lanes, moves = SingleLane(spec.batch_queue), moves_sequences(spec, limits)
     return WorkerGroup(state, phases, lanes, progress, outputs, first_lane=number, moves_groups=moves)
 
 

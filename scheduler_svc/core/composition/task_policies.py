@@ -2,7 +2,7 @@
 
 from block_manager.hashing import HashRename
 from block_manager.rules.per_rank import PerRankRules, RankRules
-from scheduler_svc.core.composition.cache_choice import keeps_tables_whole, v1_rules
+from scheduler_svc.core.composition.cache_choice import moves_sequences, v1_rules
 from scheduler_svc.core.fast_decode.rows import FastRows
 from scheduler_svc.core.intake import RequestIntake
 from scheduler_svc.core.limits import CoreLimits, PoolSize
@@ -71,7 +71,7 @@ def worker_group(
     )
     if cache.has_windows:
         outputs = BehindWindow(outputs, cache, state.fast_rows)
-    first_lane, moves = number * lanes.num_lanes, keeps_tables_whole(spec, limits)
+    first_lane, moves = number * lanes.num_lanes, moves_sequences(spec, limits)
     return WorkerGroup(state, phases, lanes, progress, outputs, views, first_lane=first_lane, moves_groups=moves)
 
 

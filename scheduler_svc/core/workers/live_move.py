@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from block_manager.cache_rules import AllocStatus, Pair, PrefixHit
+from block_manager.ledger import HOLE
 from scheduler_svc.core.parts.placement import can_hold
 from scheduler_svc.core.request import Group, QueueKind, Sequence
 from scheduler_svc.core.state import CoreState
@@ -26,8 +27,8 @@ _SPARE = 4
 class Residence:
     """A group on the worker group where it runs.
 
-    `blocks`: device blocks, in logical order, of the tokens with KV that is computed for sure; the first `num_full` do not change
-    any more. `ticket`: changes when it is preempted. `is_quiet`: no result is outstanding.
+    `blocks`: device blocks with all that is computed for sure, in the order of `Ledger.blocks_of_copy`; the first `num_full`
+    do not change any more. `ticket`: changes when it is preempted. `is_quiet`: no result is outstanding.
     """
 
     worker: int
@@ -121,7 +122,7 @@ def hand_over(name: str, workers: Workers, target: WorkerGroup, image: str) -> b
     source.state.held.remove(group)
     source.drop(group)
     _start(sequence, hit, source.state.number, target.state)
-    target.state.arrived[image] = _missing(sequence, hit, len(found.blocks), target.state)
+    target.state.arrived[image] = _missing(sequence, hit, target.state)
     return True
 
 
@@ -143,11 +144,11 @@ def _residence(sequence: Sequence, worker: WorkerGroup) -> Residence | None:
     if not _can_move(group, worker):
         return None
     state.fast_rows.sync(group)
-    sure, size = sequence.num_tokens - 1, state.limits.block_size
-    blocks = state.cache.ledger.tables[sequence.name][: -(-sure // size)]
+    sure = sequence.num_tokens - 1
+    blocks, num_full = state.cache.ledger.blocks_of_copy(sequence.name, sure)
     is_settled = sequence.num_computed_tokens == sure and not sequence.num_placeholders
     is_quiet = is_settled and not worker.flights.has(sequence.name)
-    return Residence(state.number, group.ticket, tuple(blocks), sure // size, is_quiet)
+    return Residence(state.number, group.ticket, tuple(blocks), num_full, is_quiet)
 
 
 def _has_room(sequence: Sequence, target: WorkerGroup) -> bool:
@@ -157,8 +158,11 @@ def _has_room(sequence: Sequence, target: WorkerGroup) -> bool:
 
 
 def _hit(sequence: Sequence, state: CoreState) -> PrefixHit | None:
-    """The blocks that it finds there; None if there are none for the rest."""
-    hit = state.cache.lookup(sequence)
+    """The blocks that it finds there; None if there are none for the rest.
+
+    None are looked for where it has states: a prefix would end at a checkpoint, and these are further.
+    """
+    hit = PrefixHit() if state.cache.ledger.num_state_blocks else state.cache.lookup(sequence)
     status = state.cache.can_admit([sequence], hit, sequence.num_tokens - 1 - hit.num_tokens)
     return hit if status is AllocStatus.OK else None
 
@@ -166,9 +170,9 @@ def _hit(sequence: Sequence, state: CoreState) -> PrefixHit | None:
 def _start(sequence: Sequence, hit: PrefixHit, came_from: int, state: CoreState) -> None:
     group, sure = sequence.group, sequence.num_tokens - 1
     state.cache.admit([sequence], hit, sure - hit.num_tokens)
-    state.cache.retract(
-        sequence, sure
-    )  # the KV of the last token is computed by the next step of the sequence, not before
+    # The KV of the last token is computed by the next step of the sequence, not before.
+    state.cache.retract(sequence, sure)
+    _free_behind_windows(sequence, hit, state)
     state.queued_tokens = None
     state.running.append(group)
     state.start(group, state.journal.now, came_from)
@@ -176,7 +180,17 @@ def _start(sequence: Sequence, hit: PrefixHit, came_from: int, state: CoreState)
     group.is_paused = True
 
 
-def _missing(sequence: Sequence, hit: PrefixHit, num_blocks: int, state: CoreState) -> list[Pair]:
+def _free_behind_windows(sequence: Sequence, hit: PrefixHit, state: CoreState) -> None:
+    """Free the blocks that no token to come attends to. The image has nothing for them, so they must not stay cached."""
+    pool = state.cache.device_pool
+    for block in pool.take_out_of_window(sequence, sequence.num_tokens - 1) if pool is not None else ():
+        if block not in hit.block_ids:
+            state.cache.ledger.gpu.unregister(block)
+        state.cache.ledger.gpu.release([block])
+
+
+def _missing(sequence: Sequence, hit: PrefixHit, state: CoreState) -> list[Pair]:
     """(index in the image, block) of the blocks that it shares with no other sequence: those of others hold the same already."""
-    table, refs = state.cache.ledger.tables[sequence.name], state.cache.ledger.gpu.refs
-    return [(i, table[i]) for i in range(len(hit.block_ids), num_blocks) if refs[table[i]] == 1]
+    blocks, _ = state.cache.ledger.blocks_of_copy(sequence.name, sequence.num_tokens - 1)
+    places = enumerate(blocks[len(hit.block_ids) :], len(hit.block_ids))
+    return [(i, block) for i, block in places if block != HOLE and state.cache.ledger.gpu.refs[block] == 1]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_manager.hashing import Hasher
+from block_manager.hashing import Hasher, PrefixJournal
 from scheduler_svc.core.fast_decode.rows import FastInFlight, FastRows
 from scheduler_svc.core.parts.interfaces import Ordering
 from scheduler_svc.core.parts.queues import SortedQueue
@@ -52,7 +52,7 @@ def take(core: Scheduler, records: Mapping[str, RequestRecord]) -> CoreSnapshot:
     core.dissolve_fast_rows()
     with _no_collecting():
         taker = _Taker(core, records)
-        writer = GraphWriter(taker.specials(), nothing=(TokenAlias, Hasher))
+        writer = GraphWriter(taker.specials(), nothing=(TokenAlias, Hasher, PrefixJournal))
         taker.value = writer.value
         return CoreSnapshot(writer.document(core), taker.taken(), taker.records)
 

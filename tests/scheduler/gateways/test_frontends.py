@@ -22,7 +22,7 @@ from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError
 from svc_common.net import rpc
 from svc_common.observability import telemetry
-from svc_common.version import PROTOCOL_REVISION
+from svc_common.version import SPOKEN
 from tests.support.services.harness import TIMEOUT_S, Gateway, Stack, eventually, run_async, stack
 
 PROMPT = list(range(32, 72))
@@ -49,7 +49,7 @@ async def refusal(s: Stack, *messages: engine_pb2.FrontendMessage | bytes) -> Qu
         await channel.close()
 
 
-def hello(revision: int = PROTOCOL_REVISION, frontend_id: str = "other") -> engine_pb2.FrontendMessage:
+def hello(revision: int = SPOKEN.newest, frontend_id: str = "other") -> engine_pb2.FrontendMessage:
     identity = common_pb2.PeerIdentity(protocol_revision=revision, build="9.9", boot_id="b")
     return engine_pb2.FrontendMessage(hello=engine_pb2.FrontendHello(identity=identity, frontend_id=frontend_id))
 
@@ -60,9 +60,9 @@ async def test_malformed_streams_are_refused_and_disturb_no_other() -> None:
     async with stack(SLOW) as s:
         handle = await s.gateway.submit(PROMPT, max_tokens=60)
         assert (await refusal(s, engine_pb2.FrontendMessage())).violations[0].field == "hello"
-        other = await refusal(s, hello(revision=PROTOCOL_REVISION + 1))
+        other = await refusal(s, hello(revision=SPOKEN.newest + 1))
         assert other.status == "FAILED_PRECONDITION"
-        assert other.metadata == {"theirs": str(PROTOCOL_REVISION + 1), "ours": str(PROTOCOL_REVISION)}
+        assert other.metadata == {"theirs": str(SPOKEN.newest + 1), "ours": str(SPOKEN.newest)}
         assert (await refusal(s, hello(frontend_id=""))).violations[0].field == "hello.frontend_id"
         assert (await refusal(s, hello(), hello())).status == "INVALID_ARGUMENT"
         for bad in ((hello(), b"\xff\xff\xff"), (b"\xff\xff\xff",)):

@@ -5,9 +5,10 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from block_manager.hashing import HashRename
 from scheduler_svc.core.composition import live_change, presets
 from scheduler_svc.core.limits import PoolSize
 from scheduler_svc.core.plan import EndedSequence, SequenceTokens, StepOutcome, StepPlan, StepResult
@@ -43,11 +44,18 @@ class Underway:
 
 
 class Life:
-    """One core, its worker, and the account of what was promised to clients. `num_steps`: plans so far."""
+    """One core, its worker, and the account of what was promised to clients. `num_steps`: plans so far.
 
-    def __init__(self, setting: Setting) -> None:
+    `salts`: of its requests, one of them each. `rename`: of tokens before they are hashed.
+    """
+
+    def __init__(
+        self, setting: Setting, *, salts: Sequence[str] = ("", "", "x"), rename: HashRename | None = None
+    ) -> None:
         self.setting = setting
-        self.core = presets.build(setting.spec, setting.limits, pools=setting.pools)
+        self.core = presets.build(setting.spec, setting.limits, pools=setting.pools, rename=rename)
+        self._salts = salts
+        self._rename = rename
         self.max_output = 10
         self.num_steps = 0
         self.seen: list[StepPlan] = []
@@ -109,7 +117,7 @@ class Life:
             best_of=best_of,
             beam=beam,
             lora_id=rng.choice([0, 0, 1, 2, 3]) if spec.max_loras is not None else 0,
-            cache_salt=rng.choice(["", "", "x"]),
+            cache_salt=rng.choice(self._salts),
             no_cache_reuse=rng.random() < 0.05,
             deadline=self._now + rng.choice([0.2, 3, 10, 40]) if spec.deadlines and rng.random() < 0.2 else None,
         )
@@ -302,7 +310,7 @@ class Life:
             self._put(rank, self.core.pools[rank])
 
     def _put(self, number: int, pool: PoolSize) -> None:
-        values = (number, pool, self.core.limits, getattr(self, "alias", None))
+        values = (number, pool, self.core.limits, self._rename)
         if isinstance(self.core, Scheduler):
             live_change.put_worker(self.core, *values)
         else:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scheduler_svc.core.composition import presets
 from scheduler_svc.core.parts.costs import Costs
 from scheduler_svc.observe.recording import codec, file_format
 from scheduler_svc.observe.recording.file_format import RecordingWriter
@@ -40,12 +39,11 @@ class RecordedLife(Life):
     def __init__(
         self, setting: Setting, *, segment_steps: int = 10, max_bytes: int = 2**30, alias: TokenAlias | None
     ) -> None:
-        super().__init__(setting)
+        super().__init__(setting, rename=alias)
         self.alias = alias
         self.num_changes = 0
         self.buffer = SegmentBuffer(segment_steps, max_bytes)
-        core = presets.build(setting.spec, setting.limits, pools=setting.pools, rename=alias)
-        self.core: Any = RecordingCore(core, self.buffer, lambda: self._now)
+        self.core: Any = RecordingCore(self.core, self.buffer, lambda: self._now)
 
     def change(self, rng: random.Random) -> None:
         """An operator changes something; what cannot be is refused, and nothing happens then. Costs change by themselves."""

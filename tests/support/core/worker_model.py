@@ -98,7 +98,7 @@ class WorkerModel:
             memory.clear()
 
     def copied(self, blocks: tuple[int, ...]) -> list[dict[int, int]]:
-        """What is in these blocks now."""
+        """What is in these blocks now; nothing where there is none."""
         return [dict(self._device.get(block, {})) for block in blocks]
 
     def told(self, step: int) -> None:

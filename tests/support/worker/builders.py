@@ -10,7 +10,7 @@ from protos.common.v1 import common_pb2
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from svc_common import wire_arrays
 from svc_common.net import rpc
-from svc_common.version import PROTOCOL_REVISION
+from svc_common.version import SPOKEN
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def tokens_by_row(result: worker_pb2.WorkerOutputs) -> dict[int, list[int]]:
     return {row: run.tolist() for row, run in zip(rows, runs, strict=True)}
 
 
-def identity(boot_id: str = "scheduler-a", revision: int = PROTOCOL_REVISION) -> common_pb2.PeerIdentity:
+def identity(boot_id: str = "scheduler-a", revision: int = SPOKEN.newest) -> common_pb2.PeerIdentity:
     return common_pb2.PeerIdentity(protocol_revision=revision, build="test", boot_id=boot_id)
 
 

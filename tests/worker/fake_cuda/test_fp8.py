@@ -96,7 +96,8 @@ def test_experts_are_dequantized(tmp_path: Path) -> None:
     assert tokens(engine) == [greedy(oracle, prompt, LENGTH).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("kept", [pytest.param("int8", marks=pytest.mark.long), "fp8"])
+@pytest.mark.long
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
 def test_caches_of_numbers_with_scales(kept: str, shallow: Path) -> None:
     """R18: tokens of recorded steps are those that the reference makes over the same kind of cache, in fewer bytes."""
     engine, plain = started(shallow, kv_cache_dtype=kept), started(shallow, kv_cache_dtype=kept, backend="reference")

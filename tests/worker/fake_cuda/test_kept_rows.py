@@ -98,9 +98,8 @@ FAULTS: dict[str, tuple[object, str, object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", [next(iter(FAULTS)), *(pytest.param(fault, marks=pytest.mark.long) for fault in list(FAULTS)[1:])]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(shallow, expected, fault, monkeypatch):
     """The tokens differ, or the step is refused."""
     monkeypatch.setattr(*FAULTS[fault])

@@ -51,9 +51,8 @@ def lived(engine: ModelEngine) -> list[worker_pb2.WorkerOutputs]:
     return [engine.launch(message).finish() for message in messages]
 
 
-def check_family(family: str, folder: Path) -> tuple[int, int]:
+def check(path: Path) -> tuple[int, int]:
     """Returns how many recordings there are, and the most launches of a step that only decodes."""
-    path = make_checkpoint(family, folder / family)
     by_modules = [tokens_by_row(result) for result in lived(started(path, fuse=False, dtype="float32"))]
     RECORDER.forget()
     engine = started(path, dtype="float32")
@@ -65,9 +64,9 @@ def check_family(family: str, folder: Path) -> tuple[int, int]:
     return recorded, RECORDER.num_launched
 
 
-def test_tokens_are_those_of_the_modules(tmp_path, record_property):
+def test_tokens_are_those_of_the_modules(shallow, record_property):
     """R18: chunks and decode steps of one to six rows; a step that decodes is few launches. A sample of families."""
-    recorded, launched = check_family("llama", tmp_path)
+    recorded, launched = check(shallow)
     assert recorded == len([*row_counts(NUM_SEQUENCES)]) == 4
     assert launched < 30
     record_property("size", f"fake CUDA: recorded steps of 1 of {len(FUSED)} families, {launched} launches a step")
@@ -77,7 +76,7 @@ def test_tokens_are_those_of_the_modules(tmp_path, record_property):
 @pytest.mark.parametrize("family", FUSED)
 def test_tokens_of_all_families(family, tmp_path, record_property):
     """R18: the same for each family that is fused."""
-    recorded, launched = check_family(family, tmp_path)
+    recorded, launched = check(make_checkpoint(family, tmp_path / family))
     assert recorded == 4
     record_property("size", f"fake CUDA: recorded steps of {family}, {launched} launches a step")
 

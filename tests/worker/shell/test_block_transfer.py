@@ -106,6 +106,23 @@ def test_it_goes_on_with_the_same_tokens(is_shared: bool, monkeypatch: pytest.Mo
     go(test())
 
 
+def test_blocks_that_nothing_reads_are_not_fetched() -> None:
+    """Zeros stand for them in the image; blocks behind them are where they belong."""
+
+    async def test() -> None:
+        async with pair() as workers:
+            assert (await workers.fetch(block_ids=b"")).num_bytes == 0
+            first = await workers.fetch(block_ids=wire_arrays.pack([-1, 3, -1, 1]))
+            assert first.num_bytes == 64
+            rest = await workers.fetch(block_ids=wire_arrays.pack([-1]), num_before=4)
+            assert rest.num_bytes == 0
+            await workers.fetch(block_ids=wire_arrays.pack([2]), num_before=5)
+            result = await workers.go_on([(1, 5), (3, 6), (5, 7)])
+            assert tokens_by_row(result)[0] == await undisturbed()
+
+    go(test())
+
+
 def test_blocks_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other steps run between the pieces that are read, and a piece goes in several messages."""
     monkeypatch.setattr(block_transfer, "_SHARED", Path("/nowhere"))
@@ -128,6 +145,7 @@ def test_blocks_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"source_boot_id": "other"}, Aborted, "boot id other is over"),
         ({"image": ""}, InvalidArgument, "image"),
         ({"block_ids": wire_arrays.pack([64])}, InvalidArgument, "has block 64; must be below 64"),
+        ({"block_ids": wire_arrays.pack([-2])}, InvalidArgument, "has -2 where the least allowed is -1"),
         ({"num_before": 1}, FailedPrecondition, "image a has 0 blocks, not 1"),
         ({"block_ids": wire_arrays.pack([1] * 65)}, ResourceExhausted, "more than 64 blocks"),
     ],

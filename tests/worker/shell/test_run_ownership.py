@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protos.worker.v1 import worker_pb2
 from svc_common.errors import Aborted, FailedPrecondition, InvalidArgument
 from svc_common.net import rpc
-from svc_common.version import PROTOCOL_REVISION
+from svc_common.version import SPOKEN
 from tests.support.worker.builders import Change, Owner, Row, ending, identity, run, step, tokens_by_row
 from tests.support.worker.running import RunningWorker, fast, running
 
@@ -219,7 +219,7 @@ def test_hello_that_does_not_fit_is_refused() -> None:
             other = worker_pb2.RunHello(identity=identity(revision=99))
             error = await first_answer(worker, worker_pb2.SchedulerOutputs(hello=other))
             assert isinstance(error, FailedPrecondition)
-            assert error.metadata == {"theirs": "99", "ours": str(PROTOCOL_REVISION)}
+            assert error.metadata == {"theirs": "99", "ours": str(SPOKEN.newest)}
             nameless = worker_pb2.RunHello(identity=identity(""))
             for message in (step(1), worker_pb2.SchedulerOutputs(hello=nameless), None):
                 assert isinstance(await first_answer(worker, message), InvalidArgument)

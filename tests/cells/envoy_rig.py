@@ -1,0 +1,195 @@
+"""Envoy with an endpoint picker in front of two cells with own addresses, which are drained, rolled and killed under load."""
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.client.sampling_params import SamplingParams
+from quire.client.sync_client import Client
+from tests.cells.load import AT_ONCE, RouterLoad
+from tests.cells.smg_rig import counters, expected
+from tests.support.commands import Failure, Progress
+from tests.support.routers.inference_gateway import INTERVAL_S, PickerProcess, envoy, picker
+from tests.support.stack.supervised import Supervised, supervised
+
+_HOSTS = ("127.0.0.2", "127.0.0.3")
+_AGE_S = 0.1
+"""A cell's values are at most so old."""
+_PAUSE_S = 1.0
+"""From a pod's leaving of the pool to its end: what a preStop hook waits for."""
+_BURST, _LONG = 12, 900
+"""Requests at once, and their tokens: they run for longer than the picker's interval."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """What runs. `answers`: of a cell without a router, by prompt."""
+
+    url: str
+    picker: PickerProcess
+    cells: list[Supervised]
+    answers: Mapping[str, str]
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of all cells."""
+        return [endpoint(cell) for cell in self.cells]
+
+    def loaded(self, meanwhile: Callable[[], None]) -> RouterLoad:
+        """Load until `meanwhile` is over, which runs on a thread."""
+        return asyncio.run(self._loaded(meanwhile))
+
+    async def _loaded(self, meanwhile: Callable[[], None]) -> RouterLoad:
+        load = RouterLoad(self.url, self.answers, random.Random(1))
+        over = asyncio.create_task(asyncio.to_thread(meanwhile))
+        while not over.done():
+            await load.run(2 * AT_ONCE)
+        await load.close()
+        await over
+        return load
+
+
+def endpoint(cell: Supervised) -> str:
+    """Its HTTP port, as IP:PORT."""
+    return cell.stack.http_url.removeprefix("http://")
+
+
+@contextmanager
+def rig(home: Path) -> Iterator[Rig]:
+    """Two cells that are in the picker's pool, behind Envoy."""
+    with ExitStack() as held:
+        cells = [
+            held.enter_context(
+                supervised(
+                    host=host,
+                    insecure=True,
+                    worker_args=("--dtype", "float32"),
+                    scheduler_args=("--no-worker-timeout-s", "300", "--frontend-grace-s", "60"),
+                    gateway_args=("--drain-s", "60", "--scheduler-away-s", "300"),
+                )
+            )
+            for host in _HOSTS
+        ]
+        found = held.enter_context(picker())
+        found.want([endpoint(cell) for cell in cells])
+        for cell in cells:
+            found.wait_ready(endpoint(cell))
+        url = held.enter_context(envoy(found.port, home))
+        yield Rig(url, found, cells, expected(cells[0].stack, random.Random(0)))
+
+
+# --- what befalls a cell -----------------------------------------------------------------------------------------------
+
+
+def leave_and_return(rig: Rig, cell: Supervised) -> None:
+    """Its gateway's pod is deleted: it leaves the pool, is told to end a moment later, and comes back."""
+    rig.picker.want([one for one in rig.endpoints if one != endpoint(cell)])
+    time.sleep(_PAUSE_S)
+    num_deaths = len(cell.deaths)
+    cell.kill("gateway", signal.SIGTERM)
+    _wait(lambda: len(cell.deaths) > num_deaths, "the gateway does not end")
+    rig.picker.want(rig.endpoints)
+    rig.picker.wait_ready(endpoint(cell))
+
+
+def roll(rig: Rig, cell: Supervised) -> None:
+    """Each of its services is replaced, one at a time."""
+    for name in ("worker", "scheduler"):
+        num_deaths = len(cell.deaths)
+        cell.kill(name, signal.SIGTERM)
+        _wait(lambda number=num_deaths: len(cell.deaths) > number, f"the {name} does not end")  # type: ignore[misc]
+        time.sleep(INTERVAL_S)
+        rig.picker.wait_ready(endpoint(cell))
+    leave_and_return(rig, cell)
+
+
+def kill(rig: Rig, cell: Supervised) -> None:
+    """All of its processes, without a word, while it has requests; it comes back by itself."""
+    rig.picker.wait_for(lambda reading: reading["loads"].get(endpoint(cell)))
+    cell.stack.kill()
+    rig.picker.wait_for(lambda reading: reading["loads"].get(endpoint(cell)) is None)
+    rig.picker.wait_ready(endpoint(cell))
+
+
+def _wait(is_so: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 120
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise Failure(otherwise)
+        time.sleep(0.02)
+
+
+# --- the checks --------------------------------------------------------------------------------------------------------
+
+
+def spread(rig: Rig, count: int) -> str:
+    """Load over both cells."""
+    before = [counters(cell.stack) for cell in rig.cells]
+    load = RouterLoad(rig.url, rig.answers, random.Random(2))
+
+    async def run() -> None:
+        await load.run(count)
+        await load.close()
+
+    asyncio.run(run())
+    used = [counters(cell.stack) - start for cell, start in zip(rig.cells, before, strict=True)]
+    requests = [one["vllm:e2e_request_latency_seconds_count"] for one in used]
+    said = f"envoy: {count} requests, {load.num_failed} failed, {requests} at each cell"
+    if load.num_failed or not all(requests):
+        raise Failure(f"{said}; {load.errors[:5]}")
+    return said
+
+
+def seen(rig: Rig) -> str:
+    """Requests that reach a cell past Envoy are in the picker's next reading."""
+    cell = rig.cells[1]
+    params = SamplingParams(max_tokens=_LONG, ignore_eos=True, temperature=0)
+    with ExitStack() as held:
+        client = held.enter_context(Client(cell.stack.grpc_address, credentials=cell.stack.credentials))
+        streams = [held.enter_context(client.generate_stream("import ", params)) for _ in range(_BURST)]
+        texts = [iter(stream) for stream in streams]
+        for text in texts:
+            next(text)
+        began_s = time.time()
+        reading = rig.picker.wait_for(lambda one: one["began"] >= began_s + _AGE_S)
+    load = reading["loads"][endpoint(cell)]
+    said = f"envoy: the picker's reading {reading['began'] - began_s:.2f} s after {_BURST} requests began has {load:.0f} of them"
+    if not load:
+        raise Failure(said)
+    return said
+
+
+def undisturbed(rig: Rig, befall: Callable[[Rig, Supervised], None]) -> str:
+    """No request fails while that befalls a cell."""
+    load = rig.loaded(lambda: befall(rig, rig.cells[1]))
+    said = f"envoy, {befall.__name__}: {load.ended.total()} requests meanwhile, {load.num_failed} failed"
+    if load.num_failed:
+        raise Failure(f"{said}; {dict(load.ended)} {load.errors[:5]}")
+    return said
+
+
+def lost(rig: Rig, count: int) -> str:
+    """A kill costs what is in flight at the cell, and what is sent there until the picker notices; nothing later."""
+    during = rig.loaded(lambda: kill(rig, rig.cells[1]))
+    failed = Counter(error.partition(":")[0] for error in during.errors)
+    said = f"envoy, a cell killed: {dict(failed)} of {during.ended.total()} requests failed; {spread(rig, count)}"
+    wrong = [key for key in during.ended if key[1] == "wrong"]
+    if wrong or during.num_failed > 4 * AT_ONCE:
+        raise Failure(f"{said}; {wrong}")
+    return said
+
+
+def check(count: int, home: Path, progress: Progress) -> None:
+    """The whole of it; `count` requests where nothing befalls a cell."""
+    with rig(home) as running:
+        progress.say(spread(running, count))
+        progress.say(seen(running))
+        for befall in (leave_and_return, roll):
+            progress.say(undisturbed(running, befall))
+        progress.say(lost(running, count))
