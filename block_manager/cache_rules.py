@@ -273,6 +273,9 @@ class DevicePool(CacheRules, Protocol):
         computed; returns how many.
         """
 
+    def take_out_of_window(self, sequence: CachedSequence, num_tokens: int) -> list[int]:
+        """Take the blocks that `free_out_of_window` frees out of its table, lowest first; the caller releases them."""
+
     def next_out_of_window(self, num_tokens: int) -> int:
         """The number of computed tokens from which on `free_out_of_window` frees more than at `num_tokens`."""
 

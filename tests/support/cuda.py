@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worker.fake_cuda import tensors
-from tests.worker.fake_cuda.device import FakeDevices
 from worker_svc.device.devices import CUDA_DEVICES, Devices
 
 TEST_DEVICE = os.environ.get("QUIRE_TEST_DEVICE", "cpu")
 DEVICES: Devices = CUDA_DEVICES
 DEVICE_SETTINGS: dict[str, Any] = {"cuda": {"device": "cuda"}}.get(TEST_DEVICE, {})
-if TEST_DEVICE == "fake-cuda":
+if TEST_DEVICE == "fake-cuda":  # which needs triton
+    from tests.worker.fake_cuda import tensors
+    from tests.worker.fake_cuda.device import FakeDevices
+
     tensors.install()
     DEVICES = FakeDevices(total_bytes=512 * 2**20)
     DEVICE_SETTINGS = {"device": "cuda", "backend": "reference"}
