@@ -21,7 +21,6 @@ from scheduler_svc.admin.service import SERVICE_NAME as ADMIN_SERVICE
 from scheduler_svc.admin.service import AdminParts, AdminService
 from scheduler_svc.gateways.engine_service import EngineServicer
 from scheduler_svc.gateways.gateway_table import GatewayTable
-from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.loop.step_loop import StepLoop
 from scheduler_svc.observe.cost_feedback import CostFeedback
 from scheduler_svc.observe.explanations import Explanations
@@ -41,6 +40,7 @@ from scheduler_svc.policy.assembly import policy_of
 from scheduler_svc.policy.choice import PolicyChoice
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
+from scheduler_svc.requests.value_store import ValueStore
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.adapter_registry import AdapterRegistry
 from scheduler_svc.workers.cache_agreement import CacheAgreement

@@ -1,7 +1,7 @@
 """Release of this build, and the revisions of the internal protocol that it speaks.
 
-A change that a process of the revision before would misread makes a new revision: the sender does it only with peers whose
-agreed revision has it, and what the change replaces goes one revision later.
+A change that a process of the revision before would misread makes a new revision: the sender does it only where the agreed
+revision has it, and what the change replaces goes one revision later.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Values that the scheduler keeps for this gateway and any other (`scheduler_svc.gateways.value_store`)."""
+"""Values that the scheduler keeps for this gateway and any other (`scheduler_svc.requests.value_store`)."""
 
 import asyncio
 import logging

@@ -13,9 +13,9 @@ from protos.engine.v1 import engine_pb2, engine_pb2_grpc
 from scheduler_svc.gateways.gateway_stream import AttachedGateway, GatewayStream
 from scheduler_svc.gateways.gateway_table import GatewayTable
 from scheduler_svc.gateways.output_messages import held_message, kv_message
-from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.observe.kv_events import KvEvents
 from scheduler_svc.readiness import Readiness
+from scheduler_svc.requests.value_store import ValueStore
 from svc_common.errors import InvalidArgument, NotFound, Unavailable
 from svc_common.net import rpc
 

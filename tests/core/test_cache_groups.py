@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from scheduler_svc.core.composition import live_change, presets
-from scheduler_svc.core.limits import CoreLimits, PoolSize
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.parts.preemption import num_lost_tokens
 from scheduler_svc.core.reasons import Reason
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.workers import live_move
 from scheduler_svc.observe import memory_view
 from svc_common.errors import ConfigError, OutOfRange
 from tests.support.core.builders import answer, make_request, one_step
@@ -219,14 +218,3 @@ def test_groups_are_fixed_at_start_and_parts_are_not() -> None:
     while core.has_unfinished:
         one_step(core)
     assert core.check_integrity() == [] and core.pool_report().refs == {}
-
-
-def test_sequences_with_groups_do_not_move() -> None:
-    """Images of blocks are of one table."""
-    core = presets.build("quire", LIMITS, pools=[PoolSize(65), PoolSize(65)])
-    core.add(make_request("a", 9, 20))
-    for _ in range(3):
-        for plan in core.schedule(0.0):
-            if not plan.is_empty:
-                core.update(answer(plan))
-    assert running(core) == ["a"] and live_move.movable(core.workers[0]) == []

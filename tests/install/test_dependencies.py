@@ -35,6 +35,7 @@ INDIRECT = {"accelerate": ("worker_svc/model/loading.py", 'find_spec("accelerate
 ELSEWHERE = (
     "tests/clients/",
     "tests/compose/stand_ins/",
+    "tests/support/routers/picker.py",
     "benchmarks/compare/offline/",
     "benchmarks/perplexity/with_compressed_tensors.py",
 )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from block_manager.pool import PoolCounts
 from scheduler_svc.core.reasons import WAITING_QUEUES
-from scheduler_svc.gateways.value_store import ValueStore
 from scheduler_svc.observe.explanations import Explanations
 from scheduler_svc.observe.metrics import definitions as d
 from scheduler_svc.observe.queued_work import queued_work_s
 from scheduler_svc.observe.recording.recorder import AnyCore
 from scheduler_svc.readiness import Readiness
 from scheduler_svc.requests.request_book import RequestBook
+from scheduler_svc.requests.value_store import ValueStore
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.workers.roster import WorkerRoster
 from svc_common.observability.metrics import MetricSpec, Values

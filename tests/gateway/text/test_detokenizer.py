@@ -7,7 +7,8 @@ from gateway_svc.text.detokenizer import TextSegment
 from tests.support.services import models
 
 TOKENS = st.lists(st.integers(0, 4095), max_size=60)
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40).filter(lambda text: "<|" not in text)
+"""Without the texts of special tokens, which are no text of an answer."""
 
 
 def segments(text_model: models.TextModel, ids: list[int]) -> list[TextSegment]:

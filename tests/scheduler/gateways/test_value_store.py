@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from scheduler_svc.gateways.value_store import ENTRY_BYTES, ValueStore
+from scheduler_svc.requests.value_store import ENTRY_BYTES, ValueStore
 from svc_common.clock import NS_PER_S
 
 MAX_BYTES = 20 * ENTRY_BYTES
