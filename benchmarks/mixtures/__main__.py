@@ -79,7 +79,14 @@ def main(
         raise typer.BadParameter(f"{model!r} is not one of {', '.join(SHAPES)}")
     counts = [int(part) for part in streams.split(",")]
     found = measure(model, dtype, counts, (prompt, output), rounds)
-    sizes = {"benchmark": "mixtures", "model": model, "dtype": dtype, "prompt": prompt, "output": output, "rounds": rounds}
+    sizes = {
+        "benchmark": "mixtures",
+        "model": model,
+        "dtype": dtype,
+        "prompt": prompt,
+        "output": output,
+        "rounds": rounds,
+    }
     content = {**sizes, "tokens_per_s": {str(count): speeds for count, speeds in found.items()}}
     if save:
         report.save("mixtures", content)
