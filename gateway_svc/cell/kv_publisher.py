@@ -68,6 +68,8 @@ class KvPublisher:
         self._kept: deque[tuple[int, bytes]] = deque()
         self._num_kept_bytes = self._number = 0
         self._has_news = asyncio.Event()
+        # Nothing was told since the last AllBlocksCleared, and why.
+        self._is_void, self._why_void = True, ""
 
     @property
     def endpoints(self) -> tuple[str, str]:
@@ -104,7 +106,6 @@ class KvPublisher:
 
     async def _follow(self) -> None:
         """Publish one stream of the scheduler after the other."""
-        told = ""
         while True:
             self._has_news.clear()
             stream = asyncio.create_task(self._publish_stream())
@@ -116,20 +117,25 @@ class KvPublisher:
                 stream.cancel()
             [ended] = await asyncio.gather(stream, return_exceptions=True)
             if isinstance(ended, QuireError):
-                if str(ended) != told:
-                    log.warning("no KV events from the scheduler: %s", ended)
-                told = str(ended)
-                await self._send([["AllBlocksCleared"]])
+                await self._clear(ended)
             elif isinstance(ended, Exception):
                 raise ended
-            else:
-                told = ""
             await asyncio.sleep(RETRY_S)
+
+    async def _clear(self, why: QuireError) -> None:
+        """Say once that nothing is known."""
+        if str(why) != self._why_void:
+            log.warning("no KV events from the scheduler: %s", why)
+            self._why_void = str(why)
+        if not self._is_void:
+            self._is_void = True
+            await self._send([["AllBlocksCleared"]])
 
     async def _publish_stream(self) -> None:
         events: list[list[Any]] = [["AllBlocksCleared"]]
         async with contextlib.aclosing(self._changes()) as changes:
             async for change in changes:
+                self._is_void, self._why_void = False, ""
                 await self._send([*events, *vllm_events(change)])
                 events = []
 

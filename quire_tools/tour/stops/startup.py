@@ -121,7 +121,7 @@ def _checks(start: StartedStack) -> list[Check]:
     return [
         Check(
             "load, then profile, then serve",
-            seen == [s for s in _STAGES if s in seen] and order[-1] in seen,
+            len(seen) > 1 and seen == [s for s in _STAGES if s in seen] and order[-1] in seen,
             ", ".join(seen),
         ),
         Check(

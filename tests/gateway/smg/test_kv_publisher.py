@@ -165,12 +165,14 @@ async def test_without_a_scheduler_nothing_is_known(
     monkeypatch.setattr(kv_publisher, "RETRY_S", 0.05)
     stored = engine_pb2.StoredBlock(block_hash=-3, token_ids=range(BLOCK))
     of_adapter = engine_pb2.StoredBlock(block_hash=5, token_ids=range(BLOCK), lora_id=1)
-    lost = asyncio.Event()
+    lost, num_lost = asyncio.Event(), 0
 
     async def changes() -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
         if not lost.is_set():
             yield engine_pb2.SubscribeKvEventsResponse(stored=[stored, of_adapter])
             await lost.wait()
+        nonlocal num_lost
+        num_lost += 1
         raise Unavailable("gone")
 
     async with publisher(changes) as (made, context):
@@ -181,8 +183,10 @@ async def test_without_a_scheduler_nothing_is_known(
         lost.set()
         while picker.blocks:
             await picker.read()
-        for _ in range(3):
-            await picker.read()
+        while num_lost < 5:
+            await asyncio.sleep(0.02)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(picker.socket.recv_multipart(), 0.2)
     assert [record.getMessage() for record in caplog.records].count("no KV events from the scheduler: gone") == 1
 
 
