@@ -53,14 +53,12 @@ class Watchers:
     """Callbacks of a worker process.
 
     `on_budget`: the memory budget as a table, once known. `on_progress`: progress of loading (stage, 0..1).
-    `on_metrics`: address of the metrics (HOST:PORT), before the worker listens. `on_left_behind`: last of
-    all, if the engine's thread is still busy, so that the interpreter cannot exit in order.
+    `on_metrics`: address of the metrics (HOST:PORT), before the worker listens.
     """
 
     on_budget: Callable[[str], None] = lambda readable: print(readable, file=sys.stderr, flush=True)  # noqa: T201
     on_progress: Callable[[str, float], None] = lambda stage, fraction: log.debug("%s %.0f %%", stage, 100 * fraction)
     on_metrics: Callable[[str], None] = lambda address: log.debug("metrics at %s", address)
-    on_left_behind: Callable[[], None] = lambda: None
 
 
 WatchEngine = Callable[[Callable[[Exception], object]], None]
@@ -109,8 +107,7 @@ async def _serve_rank(
         return ModelEngine(settings, ranks=ranks)
 
     if settings.rank:
-        left_behind = watchers.on_left_behind
-        await serve_follower(settings, make, on_ready=on_ready, on_left_behind=left_behind, stop=stop)
+        await serve_follower(settings, make, on_ready=on_ready, stop=stop)
         return
     tell: list[Callable[[Exception], object]] = []
 
@@ -229,7 +226,6 @@ class _Worker:
             log.log(
                 logging.INFO if is_loading else logging.WARNING, "the engine is still busy; the process ends without it"
             )
-            self._watchers.on_left_behind()
 
 
 async def _until(stop: asyncio.Event, lifecycle: Lifecycle) -> None:

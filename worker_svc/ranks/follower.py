@@ -129,7 +129,6 @@ async def serve_follower(
     make: Callable[[GroupRanks], RankEngine],
     *,
     on_ready: Callable[[str], None],
-    on_left_behind: Callable[[], None],
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a rank until rank 0 says goodbye, or some seconds after SIGTERM, SIGINT or `stop`.
@@ -170,8 +169,6 @@ async def serve_follower(
             if ended.done():
                 ended.exception()
             thread.join(0.1)
-            if thread.is_alive():
-                on_left_behind()
 
 
 def _raise(ended: "asyncio.Future[None]") -> None:

@@ -1,7 +1,6 @@
 """Running a worker in this process, with a model or without."""
 
 import logging
-import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,7 @@ def run(
 ) -> None:
     """Run `serve` (of worker_svc.app) with these settings until it is stopped. `rank`: in its group."""
     places: dict[str, str] = {"rank": str(rank)} if rank else {}
-    is_busy = threading.Event()
-    watchers = Watchers(on_metrics=lambda address: places.update(metrics=address), on_left_behind=is_busy.set)
+    watchers = Watchers(on_metrics=lambda address: places.update(metrics=address))
     if log_form is LogFormat.JSON:
         watchers = replace(watchers, on_budget=logging.getLogger(MEMORY_LOGGER).info)
 
@@ -42,5 +40,3 @@ def run(
 
     served = serve(settings, on_ready=ready, watchers=watchers)
     service.run(served, stop_with_stdin=stop_with_stdin, name="worker", log_form=log_form)
-    if is_busy.is_set():
-        service.leave()
