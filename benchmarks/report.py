@@ -14,10 +14,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def provenance() -> dict[str, Any]:
     """Machine, versions and commit, without which a figure means nothing."""
-    return {**bench_provenance.provenance(), "commit": _commit()}
+    return {**bench_provenance.provenance(), "commit": commit()}
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Name of the commit of this tree, with "-dirty" where it has changes."""
     git = ["git", "-C", str(RESULTS), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, settings
 import worker_svc.openmp  # noqa: F401  (before torch, here and in every process that tests start)
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common import garbage
+from tests.support import warm_starts
 
 garbage.collect_rarely()  # imports of the tests leave none
+warm_starts.install()
 
 # No test depends on how fast the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,9 +28,9 @@ _LONG_TIMEOUT_S = 3_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of the long tier time on a busy machine."""
+    """Give tests of the long tier and of the soak time on a busy machine."""
     for item in items:
-        if item.get_closest_marker("long"):
+        if item.get_closest_marker("long") or item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.timeout(_LONG_TIMEOUT_S), append=False)
 
 

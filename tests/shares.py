@@ -52,7 +52,11 @@ SPLIT = {
     **ALL,
 }
 LONG = "long"
-TIERS = {"quick": (QUICK, "not long and not processes"), "test": (ALL, "not long"), "long": (SPLIT, LONG)}
+TIERS = {
+    "quick": (QUICK, "not long and not soak and not processes"),
+    "test": (ALL, "not long and not soak"),
+    "long": (SPLIT, f"{LONG} and not soak"),
+}
 Shares = Mapping[str, Sequence[str]]
 
 
@@ -76,7 +80,7 @@ def run(shares: Shares, expression: str, options: Sequence[str]) -> tuple[bool, 
     while pending or running:
         while pending and len(running) < _AT_ONCE:
             share = pending.pop(0)
-            told = ["--durations=8"] if expression == LONG else []
+            told = ["--durations=8"] if expression.startswith(LONG) else []
             command = [sys.executable, "-m", "pytest", "-m", expression, *told, *arguments(share, shares), *options]
             with logs[share].open("wb") if share in logs else open(1, "wb", closefd=False) as output:
                 running[share] = subprocess.Popen(

@@ -4,6 +4,7 @@
     python -m tests.soak --lives 5000    # an hour or so; Ctrl-C keeps what was done
     python -m tests.soak --lives 0 --scenarios 20000    # whole simulations only (tests/simulation)
     python -m tests.soak --lives 0 --scenarios 0 --scheduler-kills 50    # a real stack whose scheduler is killed under load
+    python -m tests.soak --lives 0 --scenarios 0 --tests 3    # tests that are too long for `make test-long`, in turn
 
 Sums over all runs stand in `benchmarks/results/soak.json`; the first life or scenario that fails ends the run with its seed and
 status 1, and is the first of the next run.
@@ -25,6 +26,7 @@ from tests.core.test_fast_path import check as check_fast_path
 from tests.simulation.runs import run
 from tests.simulation.scenarios import scenario
 from tests.soak_kills import KILLS_PER_SEED, KillSums, kill_on
+from tests.soak_tests import Passed, collected, longest_ago, test_on
 from tests.support.core.preset_lives import POLICIES, live
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "soak.json"
@@ -74,22 +76,23 @@ class SimulationSums:
         return verdict.violations
 
 
-def read() -> tuple[dict[str, Sums], SimulationSums, KillSums]:
-    """The sums so far, by preset, twins of the fast path apart; of the simulation; of the scheduler's kills."""
+def read() -> tuple[dict[str, Sums], SimulationSums, KillSums, Passed]:
+    """The sums so far, by preset, twins of the fast path apart; of the simulation; of the scheduler's kills; of long tests."""
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"sums": {}}
     names = [*POLICIES, *(f"{policy}, fast path off and on" for policy in TWINS)]
     sums = {name: Sums(**found["sums"].get(name, {})) for name in names}
     kills = KillSums(**found.get("scheduler_kills", {}))
-    return sums, SimulationSums(**found.get("simulation", {})), kills
+    return sums, SimulationSums(**found.get("simulation", {})), kills, found.get("tests", {})
 
 
-def write(sums: dict[str, Sums], simulation: SimulationSums, kills: KillSums) -> None:
+def write(sums: dict[str, Sums], simulation: SimulationSums, kills: KillSums, tests: Passed) -> None:
     """Keeps them, with machine and commit of the last run."""
     content = {
         "benchmark": "tests.soak",
         "sums": {name: asdict(s) for name, s in sums.items()},
         "simulation": asdict(simulation),
         "scheduler_kills": asdict(kills),
+        "tests": tests,
     }
     report.save("soak", content, RESULTS)
 
@@ -137,29 +140,46 @@ def kill_schedulers(so_far: KillSums, count: int, console: Console) -> None:
         raise typer.Exit(1) from error
 
 
+def run_tests(passed: Passed, count: int, console: Console) -> None:
+    """So many of the tests of this tier."""
+    names = longest_ago(passed, collected())[:count]
+    try:
+        for done in test_on(passed, track(names, "tests of the soak", console=console)):
+            console.print(done, soft_wrap=True)
+    except AssertionError as error:
+        console.print(f"[red]failed: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
 def main(
     lives: Annotated[int, typer.Option(min=0, help="lives under each preset in this run")] = 200,
     scenarios: Annotated[int, typer.Option(min=0, help="simulated scenarios in this run")] = 5_000,
     scheduler_kills: Annotated[int, typer.Option(min=0, help="kills of a real scheduler in this run, by the ten")] = 0,
+    tests: Annotated[
+        int, typer.Option(min=0, help="tests marked `soak` in this run, those not run for longest first")
+    ] = 0,
 ) -> None:
     """Random lives of the scheduler core and simulated scenarios, going on where the last run ended."""
     console = Console(stderr=True)
-    sums, simulation, kills = read()
+    sums, simulation, kills, passed = read()
     try:
         live_on(sums, lives, console)
         simulate_on(simulation, scenarios, console)
         if scheduler_kills:
             kill_schedulers(kills, scheduler_kills, console)
+        if tests:
+            run_tests(passed, tests, console)
     except KeyboardInterrupt:
         console.print("stopped; what was done is kept")
     finally:
-        write(sums, simulation, kills)
+        write(sums, simulation, kills, passed)
     for name, so_far in sums.items():
         print(f"{name}: {so_far.lives} lives, {so_far.steps} steps, {so_far.cpu_s:.0f} s")
     print(f"simulation: {simulation.scenarios} scenarios, {simulation.steps} steps, {simulation.cpu_s:.0f} s")
     print(
         f"kills of the scheduler: {kills.kills}, {kills.requests} requests, {kills.tokens} tokens, {kills.seconds:.0f} s"
     )
+    print(f"tests of the soak that have passed: {len(passed)}")
 
 
 if __name__ == "__main__":

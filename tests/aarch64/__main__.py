@@ -108,7 +108,7 @@ def _tests(qemu: str, root: Path, site: Path, library: Path, arguments: list[str
         "-p",
         "no:cacheprovider",
         "-m",
-        "not long",
+        "not long and not soak",
         "-o",
         "timeout=0",
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.support.tree import ROOT
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_decode_step_is_one_recording_and_few_launches(record_property: Callable[[str, object], None]) -> None:
     """The layers of an 8 B model: at most 330 launches, of which all but a few are one."""

@@ -49,7 +49,7 @@ def test_random_lives_of_several_workers(policy: str, record_property: Record) -
     record_property("size", live_for(policy, 500, 0, several=True))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("policy", MODERN)

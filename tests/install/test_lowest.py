@@ -54,7 +54,7 @@ def test_quire_runs_with_the_lowest_versions(tmp_path: Path) -> None:
         "-m",
         "pytest",
         "-m",
-        "not long",
+        "not long and not soak",
         "-p",
         "no:cacheprovider",
         *SAMPLE,

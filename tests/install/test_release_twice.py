@@ -13,7 +13,7 @@ import pytest
 from deploy.source import ROOT, source_time
 from deploy.wheel import PURE, make_wheel, run_setuptools
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(10_800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(10_800)]
 
 
 def made(clone: Path, umask: int) -> Path:

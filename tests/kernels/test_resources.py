@@ -67,14 +67,16 @@ def spills_on_gfx942(row: dict[str, object]) -> bool:
     return known and "heads of 576" in form and ("int8 cache" in form or "fp8 cache" in form)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_no_kernel_spills(record_property, monkeypatch):
-    """All forms of the table in bf16, on three GPUs, but for one that is known; the command has those in fp16 too."""
+@pytest.mark.parametrize(
+    "gpus", [pytest.param(["sm_90"], marks=pytest.mark.long), pytest.param([*GPUS], marks=pytest.mark.soak)], ids=len
+)
+def test_no_kernel_spills(gpus, record_property, monkeypatch):
+    """All forms of the table in bf16, but for one that is known; the command has those in fp16 too."""
     monkeypatch.setattr(command, "_DTYPES", {"bf16": torch.bfloat16})
-    result = CliRunner().invoke(APP, ["--json"])
+    result = CliRunner().invoke(APP, ["--json", *(word for gpu in gpus for word in ("--gpu", gpu))])
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     spilling = [row for row in rows if not row["fits"]]
     assert [row for row in spilling if not spills_on_gfx942(row)] == []
     assert result.exit_code == bool(spilling)
-    record_property("size", f"triton resources: {len(rows)} kernels, {len(spilling)} spill, {', '.join(GPUS)}")
+    record_property("size", f"triton resources: {len(rows)} kernels, {len(spilling)} spill, {', '.join(gpus)}")

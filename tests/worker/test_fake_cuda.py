@@ -40,7 +40,14 @@ def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, o
         f"tests/kernels/triton/test_{name}.py"
         for name in ("attention", "attention_libraries", "decoder", "moves", "products", "sampling")
     ]
-    report(run_on_fake_cuda(["tests/worker/fake_cuda", *kernels], "not long", 880), 44, record_property)
+    report(run_on_fake_cuda(["tests/worker/fake_cuda", *kernels], "not long and not soak", 880), 38, record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_recorded_steps_of_all_families(record_property: Callable[[str, object], None]) -> None:
+    """R18: one after the other."""
+    report(run_on_fake_cuda(["tests/worker/fake_cuda"], "soak", 2900), 7, record_property)
 
 
 @pytest.mark.long
@@ -50,14 +57,14 @@ def test_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, obje
     report(run_on_fake_cuda(["tests/worker/fake_cuda"], "long", 2900), 1, record_property)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_the_engines_tests_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
     """Some of what `make test-cuda` runs, with kernels in plain torch."""
     names = ("cache", "steps", "pooling", "generation_options")
     paths = [*(f"tests/worker/engine/test_{name}.py" for name in names), "tests/worker/states/test_state_models.py"]
     report(
-        run_on_fake_cuda(paths, "not long", 2900),
+        run_on_fake_cuda(paths, "not long and not soak", 2900),
         45,
         record_property,
     )

@@ -75,7 +75,9 @@ def compare_scaled(cache_dtype: torch.dtype, kinds: tuple[str, ...], seeds: rang
     record("size", f"triton attention over {cache_dtype}: {len(kinds) * len(seeds)} random shapes")
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "cache_dtype", [pytest.param(torch.int8, marks=pytest.mark.long), torch.float8_e4m3fn], ids=str
+)
 def test_numbers_with_scales(cache_dtype, record_property):
     """R18: caches of numbers with scales hold what the reference's do; a sample."""
     compare_scaled(cache_dtype, KINDS, range(1, 3), record_property)

@@ -159,9 +159,8 @@ def test_programs(record_property):
     check_programs(range(QUICK), record_property)
 
 
-@pytest.mark.parametrize(
-    "cache_dtype", [pytest.param(torch.int8, marks=pytest.mark.long), torch.float8_e4m3fn], ids=str
-)
+@pytest.mark.long
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_programs_over_numbers_with_scales(cache_dtype, record_property):
     """R18: rotation writes numbers with scales, attention reads them."""
     check_programs(range(QUICK), record_property, cache_dtype)
@@ -224,6 +223,7 @@ def test_fixed_steps_of_many_programs(record_property):
     check_fixed_steps(range(WHOLE), record_property)
 
 
+@pytest.mark.long
 def test_layers_of_two_cache_groups_share_a_pool():
     """R18: a program and fixed decode steps whose two layers have block tables of their own in one pool entry: bitwise those of
     a pool entry for each layer."""

@@ -110,6 +110,7 @@ def test_the_workspace_is_counted(fuse, takes_small, tmp_path):
     engine.allocate(found.num_gpu_blocks, 0)
 
 
+@pytest.mark.long
 def test_the_largest_step_is_triton_s_too(takes_small, checkpoint, monkeypatch):
     """R9: a library for fresh prompts leaves other steps of that size to Triton, with the memory that it takes."""
     engine = loaded(checkpoint, attention_backend="torch", backend="auto", dtype="float32")

@@ -86,6 +86,7 @@ def test_tokens_are_those_of_the_values_meant(family: str, stored: Stored, tmp_p
     assert RECORDER.num_recorded
 
 
+@pytest.mark.long
 def test_experts_are_dequantized(tmp_path: Path) -> None:
     """R18: transformers merges them; the matrices beside them stay as they are stored."""
     source = make_checkpoint("qwen3_moe", tmp_path / "source", **WIDE)

@@ -64,7 +64,8 @@ def expected(shallow: Path) -> list[dict[int, list[int]]]:
     return of(shallow, fuse=False, ahead=0)
 
 
-@pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_tokens_are_those_of_the_modules(shallow, expected, ahead, monkeypatch):
     """Also while the host knows the tokens of the step before only later."""
     given: list[bool] = []

@@ -72,7 +72,7 @@ def test_tokens_are_those_of_the_modules(shallow, record_property):
     record_property("size", f"fake CUDA: recorded steps of 1 of {len(FUSED)} families, {launched} launches a step")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("family", FUSED)
 def test_tokens_of_all_families(family, tmp_path, record_property):
     """R18: the same for each family that is fused."""

@@ -196,7 +196,7 @@ def test_a_long_run(policy: str, record_property: Record) -> None:
     record_property("size", _long_run(policy, 150))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_very_long_run(policy: str, record_property: Record) -> None:
@@ -204,7 +204,7 @@ def test_a_very_long_run(policy: str, record_property: Record) -> None:
     record_property("size", _long_run(policy, 10_000 if policy in VERY_LONG else 2_000))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_very_long_run_in_another_process_and_what_if_of_it(tmp_path: Path, record_property: Record) -> None:
     """R201: 10,000 steps in a file, again in a process that hashes otherwise; asked what if, in under a minute of CPU."""
