@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+# What else is on a fork's path is put there in the fork, with what Python does for such a folder when it starts.
+_PATHS = (ROOT, ROOT / "kernels")
 _COMMAND = (sys.executable, "-m", "quire", "serve", "worker")
 _PRELOADED = (
     "torch",
@@ -48,7 +50,7 @@ class _Nursery:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.environ = dict(os.environ)
-        settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _python_path(ROOT, ROOT / "kernels")}
+        settings = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, _PATHS))}
         with theirs:
             self._process = _plain(
                 [sys.executable, "-m", "tests.support.warm_starts", str(theirs.fileno())],
@@ -74,10 +76,6 @@ class _Nursery:
                 return int(self._socket.recv(64) or b"0")
         except OSError:
             return 0
-
-
-def _python_path(*first: Path) -> str:
-    return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @cache
@@ -171,12 +169,13 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environ"])
+    sys.argv = request["arguments"]
+    sys.orig_argv = [*_COMMAND[:2], *sys.argv]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.path[1:1] = paths
     if any((Path(path) / "sitecustomize.py").exists() for path in paths):
         sys.modules.pop("sitecustomize", None)
         importlib.import_module("sitecustomize")
-    sys.argv = request["arguments"]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
