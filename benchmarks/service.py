@@ -62,7 +62,7 @@ class Stack:
         with ExitStack() as started:
             worker = self._start(started, "worker", {})
             scheduler = self._start(started, "scheduler", {"workers": [worker]})
-            self.address = self._start(started, "gateway", {"scheduler": scheduler})
+            self.address = self._start(started, "gateway", {"schedulers": [scheduler]})
             until_serving(self.address)
             self._exits = started.pop_all()
         return self

@@ -1,7 +1,10 @@
 """Composition root of a gateway: builds every part, listens, and stops in order.
 
-Stopping: health NOT_SERVING; refuse new requests; give running ones `drain_s`; say goodbye to the scheduler,
-which cancels the rest; stop the servers.
+Stopping: health NOT_SERVING; refuse new requests; give running ones `drain_s`; say goodbye to the schedulers,
+which cancel the rest; stop the servers.
+
+Several schedulers serve several models. What is about one model (load and metrics for routers, KV events, stored
+responses, admin API) is about that of the first.
 """
 
 import asyncio
@@ -23,15 +26,12 @@ from gateway_svc.access.origins import with_origins
 from gateway_svc.access.tenant_callers import TenantCallers
 from gateway_svc.admin_relay import AdminRelay
 from gateway_svc.calls import Callers, CallIntake, DefaultTenantOnly
-from gateway_svc.cell.cell_load import CellLoad
+from gateway_svc.cell.cell import Cell
 from gateway_svc.cell.exposition import Exposition
 from gateway_svc.cell.kv_publisher import KvEndpoints, KvPublisher
 from gateway_svc.cell.load_routes import LoadRoutes
 from gateway_svc.cell.router_headers import FairnessCallers, read_goals
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
-from gateway_svc.engine.scheduler_address import SchedulerAddress
-from gateway_svc.engine.scheduler_link import SchedulerLink
-from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -49,14 +49,13 @@ from gateway_svc.smg.engine_service import EngineParts, VllmEngineService
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
-from svc_common.net.fresh_channel import FreshChannel
 from svc_common.net.health import ServiceHealth
 from svc_common.net.malformed import MalformedRefused
 from svc_common.net.peers import Peers
 from svc_common.net.tls import is_loopback
-from svc_common.net.tls_settings import SCHEDULER
 from svc_common.observability import telemetry
 from svc_common.signals import on_hangup, stop_on_signals
+from svc_common.tenant_load import TenantLoad
 
 log = logging.getLogger(__name__)
 
@@ -118,24 +117,18 @@ class _Gateway:
         self._spans = CallSpans(self._tracing, with_content=settings.trace_content)
         self._doors, self._peers = Listeners(settings.doors), Peers(settings.peers)
         self._callers = _callers(settings)
-        self._scheduler = SchedulerAddress(settings.scheduler, settings.scheduler_lookup_s)
-        self._channel = FreshChannel(self._scheduler, lambda address: self._peers.channel(address, SCHEDULER))
-        self._link = SchedulerLink(settings, rpc.Identity(), self._channel)
-        self._catalog = ModelCatalog(settings, self._link.fetch_bundle, self._tracing)
+        live = TenantLoad()
+        self._cells = [Cell(settings, address, self._peers, self._tracing, live) for address in settings.schedulers]
+        first = self._cells[0]
+        self._catalog = ModelCatalog([cell.model for cell in self._cells], settings.model_aliases)
         self._metrics = GatewayMetrics(self._tracing)
-        self._metrics.watch(self._link)
+        self._metrics.watch([cell.link for cell in self._cells])
         formats = FormatChoice(settings.tool_parser, settings.reasoning_parser)
-        self._generator = Generator(self._link, self._catalog, self._spans, self._metrics, formats)
-        self._embedder = Embedder(self._link, self._catalog, self._spans, self._metrics)
+        self._generator = Generator(self._catalog, self._spans, self._metrics, formats)
+        self._embedder = Embedder(self._catalog, self._spans, self._metrics)
         self._intake = _intake(settings, self._callers)
-        self._relay = AdminRelay(
-            lambda: self._link.state.admin_address,
-            self._scheduler.current,
-            lambda address: self._peers.channel(address, SCHEDULER),
-            self._catalog.until_known,
-        )
-        self._cell = CellLoad(self._relay.connected)
-        self._exposition = Exposition(self._metrics, self._cell, lambda: self._link.state, settings.metrics_names)
+        self._relay = AdminRelay(first.admin.connected, first.model.until_known)
+        self._exposition = Exposition(self._metrics, first.load, lambda: first.link.state, settings.metrics_names)
         self._health = ServiceHealth()
         self._health_changed = asyncio.Event()
         self._server = self._public_server()
@@ -144,15 +137,15 @@ class _Gateway:
             self._generator,
             self._embedder,
             self._catalog,
-            StoredValues(self._channel),
-            self._link.cancel,
+            first.values,
+            self._catalog.cancel,
             self._intake,
             self._spans,
             self._not_ready_because,
             self._metrics,
             self._scorer(),
             self._exposition,
-            LoadRoutes(self._cell, lambda: self._link.state),
+            LoadRoutes(first.load, lambda: first.link.state),
             shows_tokenizer=settings.enable_tokenizer_info_endpoint,
         )
         door = HttpGuard(app, self._callers)
@@ -162,9 +155,8 @@ class _Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._http_tasks: list[asyncio.Task[None]] = []
         self._stopping = False
-        self._link.on_state = self._on_state
-        self._scheduler.on_move = self._link.move
-        self._catalog.on_change = self._health_changed.set
+        for cell in self._cells:
+            cell.watch(self._health_changed.set)
 
     def _scorer(self) -> Scorer:
         path = self._settings.score_template
@@ -179,21 +171,28 @@ class _Gateway:
     def _public_server(self) -> grpc.aio.Server:
         server = rpc.server(public=True, interceptors=(self._guard(grpc_guard.enter), MalformedRefused()))
         service = InferenceService(
-            self._generator, self._embedder, self._catalog, self._link.cancel, self._intake, self._spans, self._metrics
+            self._generator,
+            self._embedder,
+            self._catalog,
+            self._catalog.cancel,
+            self._intake,
+            self._spans,
+            self._metrics,
         )
         server.add_generic_rpc_handlers((service.handler(), self._engine_service().handler()))
         self._add_standard_services(server, inference_service.SERVICE_NAME, engine_service.SERVICE_NAME)
         return server
 
     def _engine_service(self) -> VllmEngineService:
+        first = self._cells[0]
         parts = EngineParts(
             self._generator,
             self._embedder,
             self._catalog,
-            self._cell,
-            self._link.cancel,
-            self._link.fetch_bundle,
-            self._link.kv_events,
+            first.load,
+            self._catalog.cancel,
+            first.link.fetch_bundle,
+            first.link.kv_events,
             self._not_ready_because,
         )
         return VllmEngineService(parts, self._intake, self._spans, self._metrics)
@@ -204,7 +203,7 @@ class _Gateway:
             return None
         topic = settings.kv_events_topic
         endpoints = KvEndpoints(settings.kv_events_endpoint, settings.kv_events_replay_endpoint, topic)
-        return KvPublisher(endpoints, self._link.kv_events)
+        return KvPublisher(endpoints, self._cells[0].link.kv_events)
 
     def _admin_server(self) -> grpc.aio.Server:
         server = rpc.server(interceptors=(self._guard(grpc_guard.enter_as_admin), MalformedRefused()))
@@ -217,7 +216,8 @@ class _Gateway:
 
     def _lab(self, door: HttpGuard) -> LabGuard:
         """Build the admin HTTP listener's application; its playground uses the users' API (`door`)."""
-        source = LiveLabSource(self._relay.connected, title=f"scheduler {self._settings.scheduler}", can_generate=True)
+        first = self._cells[0]
+        source = LiveLabSource(first.admin.connected, title=f"scheduler {first.scheduler}", can_generate=True)
         app = lab_app(source, play=door, measured=self._exposition.text)
         return LabGuard(app, self._callers, self._settings.admin_http_names)
 
@@ -231,21 +231,12 @@ class _Gateway:
 
     # --- health ------------------------------------------------------------------------------------------------------
 
-    def _on_state(self) -> None:
-        state = self._link.state
-        warming = state.warming or state.serving
-        self._catalog.want(
-            state.limits, state.reason, attached=state.attached, warming=warming, adapters=state.adapters
-        )
-        self._health_changed.set()
-
     def _not_ready_because(self) -> str:
-        state = self._link.state
+        """Why no model can be used; empty if one can."""
         if self._stopping:
             return "this gateway is stopping"
-        if not (state.attached and state.serving):
-            return state.reason or "the scheduler is not serving"
-        return "" if self._catalog.current is not None else self._catalog.reason
+        reasons = [cell.not_ready_because for cell in self._cells]
+        return "; ".join(reasons) if all(reasons) else ""
 
     async def _follow_health(self) -> None:
         while True:
@@ -255,8 +246,11 @@ class _Gateway:
 
     async def _set_health(self, *, serving: bool) -> None:
         """Set the health of the gateway, of its services, and of each served model and adapter by name."""
-        served = {model.name for model in self._catalog.served}
-        await self._health.set({"", *_HEALTH_NAMES, *served}, serving=serving)
+        served = self._catalog.served
+        away = [cell.model for cell in self._cells if cell.not_ready_because]
+        absent = {model.name for model in served if model.cell in away}
+        names = {"", *_HEALTH_NAMES, *(model.name for model in served)}
+        await self._health.set(names, serving=serving, absent=absent)
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
@@ -274,8 +268,8 @@ class _Gateway:
         await self._server.start()
         await self._admin.start()
         grpc_poller_priority.wait_its_turn()
-        self._scheduler.start()
-        work = [self._link.run(), self._catalog.run(), self._follow_health(), self._callers.run()]
+        work = [part for cell in self._cells for part in cell.start()]
+        work += [self._follow_health(), self._callers.run()]
         if self._kv_publisher is not None:
             work.append(self._kv_publisher.run())
         self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
@@ -305,19 +299,21 @@ class _Gateway:
         """Stop in the order of the module docstring. Works from any half-started state."""
         self._stopping = True
         await self._health.drain()
-        self._link.close()
+        for cell in self._cells:
+            cell.link.close()
         await self._drain()
         if self._tasks:
-            await self._link.leave()
+            await asyncio.gather(*(cell.link.leave() for cell in self._cells))
         self._http.stop()
         self._admin_http.stop()
-        await self._relay.close()  # relayed streams, such as those of an open page, would not end by themselves
+        for cell in self._cells:
+            await cell.admin.close()  # relayed streams, such as those of an open page, would not end by themselves
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._admin.stop(0))
         await self._end_tasks()
         if self._kv_publisher is not None:
             self._kv_publisher.close()
-        await self._scheduler.close()
-        await self._channel.close(None)
+        for cell in self._cells:
+            await cell.close()
         self._http.close()
         self._admin_http.close()
         await asyncio.to_thread(self._tracing.shutdown)
@@ -325,7 +321,7 @@ class _Gateway:
     async def _drain(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
-                while len(self._link.requests) and self._link.state.attached:
+                while any(len(cell.link.requests) and cell.link.state.attached for cell in self._cells):
                     await asyncio.sleep(DRAIN_POLL_S)
 
     async def _end_tasks(self) -> None:

@@ -15,10 +15,11 @@ from google.protobuf.message import Message
 
 from gateway_svc.calls import Call, CallIntake
 from gateway_svc.checks.validation import AnyRequest, parse
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generation import Event, Generation, collect
 from gateway_svc.generating.generator import Generator
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.request_scope import Running
 from gateway_svc.grpc_calls import OpenCall, initial_metadata, metadata_of
 from gateway_svc.metrics import GatewayMetrics

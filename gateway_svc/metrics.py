@@ -5,7 +5,7 @@ One registry, made in the composition root. What each metric counts is in `metri
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -86,13 +86,12 @@ class GatewayMetrics:
 
     # --- gauges and output -------------------------------------------------------------------------------------------
 
-    def watch(self, link: SchedulerLink) -> None:
-        """Register gauges of the link's state and its requests, read whenever metrics are scraped."""
-        requests = link.requests
-        self._gauge(d.UNREAD, lambda: sum(request.num_unread_tokens for request in requests))
-        self._gauge(d.AT_SCHEDULER, lambda: len(requests))
-        self._gauge(d.ATTACHED, lambda: link.state.attached)
-        self._gauge(d.SERVING, lambda: link.state.serving)
+    def watch(self, links: Sequence[SchedulerLink]) -> None:
+        """Register gauges of the links' states and their requests, read whenever metrics are scraped."""
+        self._gauge(d.UNREAD, lambda: sum(request.num_unread_tokens for link in links for request in link.requests))
+        self._gauge(d.AT_SCHEDULER, lambda: sum(len(link.requests) for link in links))
+        self._gauge(d.ATTACHED, lambda: all(link.state.attached for link in links))
+        self._gauge(d.SERVING, lambda: all(link.state.serving for link in links))
 
     def _gauge(self, spec: MetricSpec, value: Callable[[], float]) -> None:
         spec.gauge(self.registry).set_function(value)

@@ -81,8 +81,9 @@ class GatewaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    scheduler: str = "127.0.0.1:50060"
-    """Address of the scheduler's EngineService, HOST:PORT. dns:///NAME:PORT: one of NAME's addresses, for as long as it has it."""
+    schedulers: Annotated[tuple[str, ...], Field(min_length=1)] = ("127.0.0.1:50060",)
+    """Addresses of schedulers' EngineServices, HOST:PORT; requests go to the one that serves their model, those without a model to
+    the first. dns:///NAME:PORT: one of NAME's addresses, for as long as it has it."""
     host: str = "127.0.0.1"
     grpc_port: Port = 50051
     http_port: Port = 8000

@@ -134,7 +134,7 @@ async def _through_gateway(feed: Feed, connections: int, python: list[str]) -> d
     engine_pb2_grpc.add_EngineServiceServicer_to_server(scheduler, server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0, option='')}"
     await server.start()
-    settings = {"scheduler": address, "grpc_port": 0, "http_port": 0, "admin_port": 0, "admin_http_port": 0}
+    settings = {"schedulers": [address], "grpc_port": 0, "http_port": 0, "admin_port": 0, "admin_http_port": 0}
     command = [*python, "-m", "benchmarks.service", "gateway", json.dumps(settings)]
     try:
         with _started(command) as (pid, gateway):

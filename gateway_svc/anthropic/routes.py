@@ -7,9 +7,10 @@ from dataclasses import replace
 from gateway_svc.anthropic.message_events import Json, MessageEvents, whole_message
 from gateway_svc.anthropic.message_request import CountTokensBody, MessageBody
 from gateway_svc.calls import Call
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.generation import Generation
 from gateway_svc.generating.generator import Generator
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from svc_common import public_ids

@@ -19,10 +19,10 @@ _LEAST_RETRY_S = 0.1
 
 
 class GatewayCapacity:
-    """Counts of live requests and bytes, per tenant."""
+    """Room of this gateway for requests to one scheduler. `live`: requests and bytes so far, per tenant, at all schedulers."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._load = TenantLoad()
+    def __init__(self, settings: GatewaySettings, live: TenantLoad) -> None:
+        self._load = live
         self._limit = Load(settings.max_live_requests, settings.max_live_bytes)
         self._closed_for: frozenset[str] = frozenset()
         self._open_at_ns = 0

@@ -30,7 +30,7 @@ from svc_common import wire_arrays
 from svc_common.clock import NS_PER_S, monotonic_ns
 from svc_common.errors import Aborted, QuireError, Unavailable
 from svc_common.net import rpc
-from svc_common.tenant_load import Load
+from svc_common.tenant_load import Load, TenantLoad
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +60,21 @@ class LinkState:
 
 
 class SchedulerLink:
-    """The stream and its state. Works only while `run()` runs; `on_state` is called after each change of `state`."""
+    """The stream and its state. Works only while `run()` runs; `on_state` is called after each change of `state`.
 
-    def __init__(self, settings: GatewaySettings, identity: rpc.Identity, channel: grpc.aio.Channel) -> None:
+    `scheduler`: its address as people gave it. `live`: requests of this gateway, at all its schedulers.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        scheduler: str,
+        identity: rpc.Identity,
+        channel: grpc.aio.Channel,
+        live: TenantLoad,
+    ) -> None:
         self._settings = settings
+        self._scheduler = scheduler
         self._identity = identity
         self._stub = engine_pb2_grpc.EngineServiceStub(channel)
         self._frontend_id = uuid.uuid4().hex
@@ -72,7 +83,7 @@ class SchedulerLink:
         self._left = asyncio.Event()
         self._moved = asyncio.Event()
         self.requests = RequestTable(self._outbox, settings.max_buffered_tokens)
-        self.admission = GatewayCapacity(settings)
+        self.admission = GatewayCapacity(settings, live)
         self.state = LinkState()
         self.on_state: Callable[[], None] = lambda: None
 
@@ -253,7 +264,7 @@ class SchedulerLink:
 
     def _set_away(self, error: Exception) -> None:
         known = rpc.from_rpc_error(error) if isinstance(error, grpc.RpcError) else error
-        reason = f"the scheduler at {self._settings.scheduler} cannot be used: {known or 'it does not answer'}"
+        reason = f"the scheduler at {self._scheduler} cannot be used: {known or 'it does not answer'}"
         if reason != self.state.reason:
             expected = isinstance(error, (QuireError, grpc.RpcError, TimeoutError))
             log.warning("%s", reason, exc_info=None if expected else error)

@@ -3,10 +3,10 @@
 from gateway_svc.calls import Call, Permit
 from gateway_svc.checks import validation
 from gateway_svc.checks.validation import ResolvedRequest
-from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.generation import timing_of
 from gateway_svc.generating.generator import off_loop_if_long, wait_for_model
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.vectors import as_asked
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.requests.engine_request import EngineRequest
@@ -22,8 +22,7 @@ from svc_common.observability import trace_names as names
 class Embedder:
     """Answers embedding requests; one per process, shared by both APIs."""
 
-    def __init__(self, link: SchedulerLink, catalog: ModelCatalog, spans: CallSpans, metrics: GatewayMetrics) -> None:
-        self._link = link
+    def __init__(self, catalog: ModelCatalog, spans: CallSpans, metrics: GatewayMetrics) -> None:
         self._catalog = catalog
         self._spans = spans
         self._metrics = metrics
@@ -34,7 +33,9 @@ class Embedder:
         Raises the error of the first input that fails, after releasing the others.
         """
         call.span.add_event(names.PARSED)
-        room = self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent)
+        room = self._catalog.cell(request.model).link.admission.admitted(
+            call.caller.tenant, request.ByteSize(), is_known=call.idempotent
+        )
         call.goals.put_priority(request.scheduling)
         permitted = call.caller.terms.permit(request.scheduling.priority)
         metered = self._metrics.request("embeddings", stream=False, span=call.span)
@@ -73,14 +74,14 @@ class Embedder:
                 permit.charge(submit)
                 submit.trace.CopyFrom(span.context)
                 submit.resumable = call.idempotent
-                running.append(self._link.submit(submit, call.deadline_of(1), spans=span.submission()))
+                running.append(model.cell.link.submit(submit, call.deadline_of(1), spans=span.submission()))
             for engine_request in running:
                 values, account = await _vector(engine_request)
                 _add(response, as_asked(values, normalize=normalize), engine_request, account)
         finally:
             for engine_request in running:
                 permit.settle(engine_request)
-                self._link.requests.release(engine_request)
+                model.cell.link.requests.release(engine_request)
         return response
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.choice_events import AnyDelta, ChoiceEvents
-from gateway_svc.generating.model_catalog import ServedModel
 from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.requests.request_update import ChoiceUpdate, Update
 from gateway_svc.requests.token_runs import public_prompt_logprobs

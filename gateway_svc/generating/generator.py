@@ -4,6 +4,7 @@ Events then come from `Generation`.
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from gateway_svc.checks import validation
 from gateway_svc.checks.validation import AnyRequest, ResolvedRequest
 from gateway_svc.engine.request_table import RequestTable
 from gateway_svc.engine.scheduler_link import SchedulerLink
+from gateway_svc.generating.cell_model import CellModel, ServedModel
 from gateway_svc.generating.generation import Generation
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.generating.request_scope import RequestScope, Running
 from gateway_svc.generating.resuming import num_delivered
 from gateway_svc.metrics import GatewayMetrics
@@ -30,7 +32,7 @@ from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
 from protos.engine.v1 import engine_pb2
 from protos.inference.v1 import inference_pb2
-from svc_common.errors import DeadlineExceeded
+from svc_common.errors import DeadlineExceeded, NotFound
 from svc_common.observability import telemetry
 from svc_common.observability import trace_names as names
 
@@ -47,13 +49,11 @@ class Generator:
 
     def __init__(
         self,
-        link: SchedulerLink,
         catalog: ModelCatalog,
         spans: CallSpans,
         metrics: GatewayMetrics,
         formats: FormatChoice,
     ) -> None:
-        self._link = link
         self._catalog = catalog
         self._spans = spans
         self._metrics = metrics
@@ -74,7 +74,7 @@ class Generator:
         call.goals.put_priority(request.scheduling)
         permit = scope.enter(call.caller.terms.permit(request.scheduling.priority))
         # Before any other work: check for room here and, as far as is known, at the scheduler.
-        admission = self._link.admission
+        admission = self._catalog.cell(request.model).link.admission
         scope.enter(admission.admitted(call.caller.tenant, request.ByteSize(), is_known=call.idempotent))
         model = await wait_for_model(self._catalog, call, request.model)
         meter.model = model.name
@@ -87,7 +87,7 @@ class Generator:
             # A call may repeat an earlier one with the same id; the request is then the earlier one.
             await engine_request.accepted()
             state = engine_request.frontend_state()
-            model = self._catalog.get(state.model)
+            model = model.cell.get(state.model)
         else:
             state = _state_of(resolved, model)
         generation = self._generation(engine_request, state, model, on_first_output=span.first_output)
@@ -103,13 +103,13 @@ class Generator:
         submit.resumable |= call.idempotent
         if submit.resumable:
             submit.frontend_state = _state_of(resolved, model).SerializeToString()
-        request = self._link.submit(
+        request = model.cell.link.submit(
             submit,
             call.deadline_of(submit.stop.max_tokens),
             returns_partial=resolved.returns_partial,
             spans=span.submission(),
         )
-        return Submitted(request, self._link.requests, permit)
+        return Submitted(request, model.cell.link.requests, permit)
 
     def resume(self, call: Call, request: inference_pb2.ResumeRequest) -> Running[Generation]:
         """Context manager that resumes a resumable request from any submitter.
@@ -124,19 +124,37 @@ class Generator:
         meter = scope.enter(self._metrics.request("resume", stream=call.stream, span=call.span))
         # The submitter's call was charged; resuming costs no tokens, only a place among the running requests.
         scope.enter(call.caller.terms.permit(0))
-        scope.enter(self._link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
-        await wait_for_any_model(self._catalog, call, "")
-        attached = self._link.attach(
-            call.caller.tenant, request.request_id, call.deadline_ns, spans=self._spans.submission(call.span)
-        )
-        engine_request = scope.enter(Submitted(attached, self._link.requests, FreePermit()))
-        await engine_request.accepted()
+        cells = self._catalog.cells_for_resuming(call.caller.tenant, request.request_id)
+        scope.enter(cells[0].link.admission.admitted(call.caller.tenant, request.ByteSize(), is_known=True))
+        await cells[0].wait_ready(call)
+        _check_time(call)
+        cell, engine_request = await self._attached(call, request.request_id, cells, scope)
         state = engine_request.frontend_state()
         meter.model = state.model
-        model = self._catalog.get(state.model)
+        await cell.wait_ready(call)
+        model = cell.get(state.model)
         delivered = num_delivered(engine_request, request.positions)
         meter.generation = self._generation(engine_request, state, model, delivered)
         return meter.generation
+
+    async def _attached(
+        self, call: Call, request_id: str, cells: Sequence[CellModel], scope: RequestScope
+    ) -> tuple[CellModel, EngineRequest]:
+        """The request at the scheduler that holds it; each is asked, until one does."""
+        *others, last = cells
+        for cell in others:
+            with contextlib.suppress(NotFound):
+                return cell, await self._attached_to(cell.link, call, request_id, scope)
+        return last, await self._attached_to(last.link, call, request_id, scope)
+
+    async def _attached_to(
+        self, link: SchedulerLink, call: Call, request_id: str, scope: RequestScope
+    ) -> EngineRequest:
+        spans = self._spans.submission(call.span)
+        attached = link.attach(call.caller.tenant, request_id, call.deadline_ns, spans=spans)
+        request = scope.enter(Submitted(attached, link.requests, FreePermit()))
+        await request.accepted()
+        return request
 
     def _generation(
         self,
@@ -152,7 +170,7 @@ class Generator:
         parsing = ChatParsing.from_json(state.chat_parsing.decode()) if state.chat_parsing else None
         return Generation(
             request,
-            self._link.requests,
+            model.cell.link.requests,
             [
                 TextStream(
                     model.text,
@@ -228,17 +246,15 @@ async def wait_for_model(catalog: ModelCatalog, call: Call, name: str) -> Served
 
     Raises PermissionDenied if the caller may not use it.
     """
-    model = await wait_for_any_model(catalog, call, name)
+    model = await catalog.wait(name, call)
+    _check_time(call)
     call.caller.terms.check_model(model.name)
     return model
 
 
-async def wait_for_any_model(catalog: ModelCatalog, call: Call, name: str) -> ServedModel:
-    """Like `wait_for_model`, without the permission check."""
-    model = await catalog.wait(name, call)
+def _check_time(call: Call) -> None:
     if call.remaining_s <= 0:
         raise DeadlineExceeded("the deadline passed before the request was accepted", reason="EXPIRED_IN_QUEUE")
-    return model
 
 
 async def resolve(request: AnyRequest, model: ServedModel, formats: FormatChoice) -> ResolvedRequest:

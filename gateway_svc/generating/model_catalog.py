@@ -1,216 +1,79 @@
-"""Models served by this gateway: limits from the scheduler, text model from the bundle, fetched by digest and cached.
+"""Models served by this gateway, over all its schedulers: which model a request names, and which scheduler runs it."""
 
-One base model at a time, and its adapters under their own names. Requests that arrive before the first is
-loaded wait for it.
-"""
-
-import asyncio
-import contextlib
-import hashlib
-import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 
 from gateway_svc.calls import Call
-from gateway_svc.checks.validation import SamplingDefaults
-from gateway_svc.settings import GatewaySettings
-from gateway_svc.text.text_model import TextModel
-from gateway_svc.waiting import NO_MODEL, SCHEDULER_AWAY, Waiting
-from protos.common.v1 import common_pb2
-from svc_common.errors import FailedPrecondition, NotFound, QuireError, Unavailable
-from svc_common.observability.telemetry import Telemetry
-
-log = logging.getLogger(__name__)
-
-MAX_CACHED = 4
-RETRY_S = 0.5
-RETRY_AFTER_S = 1.0
-KNOWN_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """Everything the gateway needs to serve one model.
-
-    `adapter`: name of the adapter to use, empty = none. `name`: what it is served under.
-    """
-
-    limits: common_pb2.ModelLimits
-    text: TextModel
-    defaults: SamplingDefaults
-    adapter: str = ""
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.adapter or self.limits.model)
-
-    @property
-    def base_model(self) -> str:
-        """Name of the adapter's base model; empty if this is not an adapter."""
-        return self.limits.model if self.adapter else ""
+from gateway_svc.generating.cell_model import CellModel, ServedModel, model_not_found
+from svc_common.errors import QuireError
 
 
 class ModelCatalog:
-    """The current model and bundles fetched before.
+    """The models of all schedulers. Of two that serve a model of one name, the first runs its requests.
 
-    `fetch(digest)` gets a bundle; `on_change` is called after each change.
+    `aliases`: further names of the first scheduler's model, which also serves requests that name none.
     """
 
-    def __init__(self, settings: GatewaySettings, fetch: Callable[[str], Awaitable[bytes]], tracing: Telemetry) -> None:
-        self._settings = settings
-        self.aliases: Sequence[str] = settings.model_aliases
-        self._fetch = fetch
-        self._tracing = tracing
-        self._texts: dict[str, TextModel] = {}
-        self._current: ServedModel | None = None
-        self._adapters: tuple[str, ...] = ()
-        self._wanted: common_pb2.ModelLimits | None = None
-        self._changed = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._heard = asyncio.Event()
-        self._waiting: set[Waiting] = set()
-        self._is_away = True
-        self.reason = "the scheduler has not been reached yet"
-        self.warming = False
-        self.on_change: Callable[[], None] = lambda: None
-
-    # --- for requests ------------------------------------------------------------------------------------------------
-
-    @property
-    def current(self) -> ServedModel | None:
-        """Model served now; None before the first is loaded."""
-        return self._current
+    def __init__(self, cells: Sequence[CellModel], aliases: Sequence[str]) -> None:
+        self._cells = cells
+        self.aliases = aliases
 
     @property
     def served(self) -> list[ServedModel]:
-        """The model and its adapters; empty before the first is loaded."""
-        current = self._current
-        return [] if current is None else [current, *(replace(current, adapter=name) for name in self._adapters)]
+        """Models and their adapters, each name once; empty before the first is loaded."""
+        found: dict[str, ServedModel] = {}
+        for cell in self._cells:
+            for model in cell.served:
+                found.setdefault(model.name, model)
+        return list(found.values())
+
+    @property
+    def named(self) -> list[tuple[str, ServedModel]]:
+        """The same under all names, aliases last."""
+        first = self._cells[0].current
+        aliases = [] if first is None else [(alias, first) for alias in self.aliases]
+        return [*((model.name, model) for model in self.served), *aliases]
 
     def get(self, name: str) -> ServedModel:
-        """Return the model or adapter of that name (empty, or one of `aliases` = the model).
+        """Return the model or adapter of that name (empty, or one of `aliases` = the model of the first scheduler).
 
-        Raises NotFound, or Unavailable before the first is loaded.
+        Raises NotFound, or Unavailable where a scheduler whose model is not known yet may serve it.
         """
-        if self._current is None:
-            raise self._unavailable()
-        if name in ("", self._current.name):
-            return self._current
-        if name in self._adapters:
-            return replace(self._current, adapter=name)
-        if name in self.aliases:
-            return self._current
-        served = ", ".join([*(model.name for model in self.served), *self.aliases])
-        raise NotFound(
-            f"there is no model {name[:128]!r} here; served: {served}",
-            reason="MODEL_NOT_FOUND",
-            metadata={"model": name[:128], "served": served[:1024]},
-            resource_type="model",
-            resource_name=name[:128],
-        )
+        cell = self.cell(name)
+        if cell.current is None:
+            raise cell.unavailable()
+        found = cell.find(name)
+        if found is not None:
+            return found
+        if name in ("", *self.aliases):
+            return cell.current
+        raise model_not_found(name, [*(model.name for model in self.served), *self.aliases])
 
     async def wait(self, name: str, call: Call) -> ServedModel:
-        """Like `get`, but wait for the first model, at most until the call's deadline.
-
-        While a worker is loading a model the wait lasts up to `warm_up_s`, otherwise up to `unreachable_s`.
-        The wait is a child span of the call's.
-        """
-        if self._current is None:
-            await self._wait_ready(min(call.remaining_s, self._settings.warm_up_s), Waiting(self._tracing, call.span))
+        """Like `get`, but wait for the first model of each scheduler that may serve it; see `CellModel.wait_ready`."""
+        while (cell := self.cell(name)).current is None:
+            await cell.wait_ready(call)
         return self.get(name)
 
-    async def _wait_ready(self, timeout_s: float, waiting: Waiting) -> None:
-        if len(self._waiting) >= self._settings.max_waiting_requests:
-            raise self._unavailable()
-        self._waiting.add(waiting)
-        self._explain(waiting)
-        try:
-            left_s = timeout_s
-            while left_s > 0 and not self._ready.is_set():
-                patience_s = min(left_s, self._settings.unreachable_s)
-                left_s -= patience_s
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(patience_s):
-                        await self._ready.wait()
-                if not self.warming:
-                    return
-        finally:
-            self._waiting.remove(waiting)
-            waiting.over()
+    def cell(self, name: str) -> CellModel:
+        """Return the cell that runs requests for that name, as far as is known now."""
+        for cell in self._cells:
+            if cell.find(name) is not None:
+                return cell
+        if name in ("", *self.aliases):
+            return self._cells[0]
+        return next((cell for cell in self._cells if cell.current is None), self._cells[0])
 
-    def _explain(self, waiting: Waiting) -> None:
-        waiting.because(SCHEDULER_AWAY if self._is_away else NO_MODEL, self.reason)
+    def cells_for_resuming(self, tenant: str, request_id: str) -> Sequence[CellModel]:
+        """Return all, in the order in which their schedulers are to be asked for a request."""
 
-    def _unavailable(self) -> Unavailable:
-        return Unavailable(self.reason, reason="NO_MODEL", retry_after_s=RETRY_AFTER_S)
+        def rank(cell: CellModel) -> tuple[bool, bool]:
+            return cell.link.requests.find(tenant, request_id) is None, not cell.link.state.attached
 
-    # --- from the scheduler link -------------------------------------------------------------------------------------
+        return sorted(self._cells, key=rank)
 
-    def want(
-        self,
-        limits: common_pb2.ModelLimits | None,
-        reason: str,
-        *,
-        attached: bool,
-        warming: bool,
-        adapters: Sequence[str] = (),
-    ) -> None:
-        """Set the model and adapters that the scheduler serves, if it is `attached`.
-
-        `reason`: why it serves none; `warming`: a worker is loading one.
-        """
-        self._is_away = not attached
-        self.warming = warming
-        self._adapters = tuple(adapters)
-        self._heard.set()
-        if limits is None or not limits.bundle_digest:
-            self.reason = reason or "no worker has loaded a model yet"
-        elif limits != self._wanted:
-            self._wanted = limits
-            self.reason = f"the tokenizer of model {limits.model} is being loaded"
-            self._changed.set()
-        for waiting in self._waiting:
-            self._explain(waiting)
-
-    async def until_known(self, adapter: str) -> None:
-        """Return once the scheduler lists this adapter, or after KNOWN_WITHIN_S."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KNOWN_WITHIN_S):
-                while adapter not in self._adapters:
-                    self._heard.clear()
-                    await self._heard.wait()
-
-    async def run(self) -> None:
-        """Load the wanted model whenever it changes, until cancelled; a failed bundle fetch is retried."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._load(self._wanted)
-            except QuireError as error:
-                self.reason = f"the model's tokenizer cannot be had from the scheduler: {error.message}"
-                log.warning("%s", self.reason)
-                self._changed.set()
-                await asyncio.sleep(RETRY_S)
-
-    async def _load(self, limits: common_pb2.ModelLimits | None) -> None:
-        if limits is None:
-            return
-        text = self._texts.get(limits.bundle_digest)
-        if text is None:
-            data = await self._fetch(limits.bundle_digest)
-            _check_digest(data, limits.bundle_digest)
-            text = await asyncio.to_thread(TextModel.from_bundle, data)
-            self._texts[limits.bundle_digest] = text
-            while len(self._texts) > MAX_CACHED:
-                del self._texts[next(iter(self._texts))]
-        defaults = SamplingDefaults.from_generation_config(text.generation_config)
-        self._current = ServedModel(limits, text, defaults)
-        self._ready.set()
-        self.on_change()
-
-
-def _check_digest(data: bytes, digest: str) -> None:
-    actual = hashlib.sha256(data).hexdigest()
-    if actual != digest:
-        raise FailedPrecondition(f"the bundle has digest {actual}, asked for was {digest}", reason="BUNDLE_DIGEST")
+    def cancel(self, tenant: str, request_id: str, error: QuireError) -> None:
+        """Cancel a request by its public id, wherever it runs; see `SchedulerLink.cancel`."""
+        links = [cell.link for cell in self._cells]
+        holding = [link for link in links if link.requests.find(tenant, request_id) is not None]
+        for link in holding or links:
+            link.cancel(tenant, request_id, error)

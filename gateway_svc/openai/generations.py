@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from gateway_svc.calls import Call
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.generation import Event, Generation
 from gateway_svc.generating.generator import Generator
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import HttpRequest, named
 from gateway_svc.http.io import Reply
 from gateway_svc.openai.answers.answer import HttpAnswer

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc.calls import Call
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.cell_model import ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from svc_common.clock import unix_s
@@ -19,10 +20,8 @@ class Models:
 
     async def list(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with all that the caller may use, under all their names; empty before the first is loaded."""
-        theirs = [model for model in self._catalog.served if call.caller.terms.may_use(model.name)]
-        aliases = [(model, alias) for model in theirs if not model.adapter for alias in self._catalog.aliases]
-        named = [*((model, model.name) for model in theirs), *aliases]
-        await reply.json({"object": "list", "data": [self._card(model, name) for model, name in named]})
+        theirs = [(name, model) for name, model in self._catalog.named if call.caller.terms.may_use(model.name)]
+        await reply.json({"object": "list", "data": [self._card(model, name) for name, model in theirs]})
 
     async def get(self, http: HttpRequest, call: Call, reply: Reply) -> None:
         """Answer with one by name."""

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway_svc.calls import Call
 from gateway_svc.checks import validation
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.generator import Generator, off_loop_if_long, wait_for_model
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import HttpRequest
 from gateway_svc.http.io import Reply
 from gateway_svc.http.json_body import Ids, parse_body, refuse

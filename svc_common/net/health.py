@@ -1,6 +1,6 @@
 """gRPC health of a service: names that follow its state, and one that does not."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
@@ -25,14 +25,15 @@ class ServiceHealth:
         """Report that the process is live."""
         await self.servicer.set(LIVENESS, _SERVING)
 
-    async def set(self, names: Iterable[str], *, serving: bool) -> None:
-        """Set these names, and forget all others but liveness. After `drain` they are NOT_SERVING in any case."""
+    async def set(self, names: Iterable[str], *, serving: bool, absent: Collection[str] = ()) -> None:
+        """Set these names, and forget all others but liveness. Those of `absent`, and all after `drain`, are NOT_SERVING."""
         wanted = set(names) - {LIVENESS}
         for name in self._names - wanted:
             await self.servicer.set(name, _UNKNOWN)
         self._names = wanted
         for name in sorted(wanted):
-            await self.servicer.set(name, _SERVING if serving and not self._draining else _NOT_SERVING)
+            is_serving = serving and name not in absent and not self._draining
+            await self.servicer.set(name, _SERVING if is_serving else _NOT_SERVING)
 
     async def drain(self) -> None:
         """Report all names but liveness as NOT_SERVING from now on."""

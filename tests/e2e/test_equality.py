@@ -24,7 +24,7 @@ from tests.worker.families.tiny_checkpoints import family_checkpoint
 
 TINY = "tiny"
 # Outputs of as many requests are made by `generate`; those of the others are checked in one pass each, which is ten times faster.
-_GENERATED = 16
+_GENERATED = 4
 # 64 tokens a step cut every longer prompt; 31 blocks of 16 hold two or three of the longer requests, and none waits for
 # others to end. Of models with states, those of six requests have theirs beside them.
 _SCHEDULER_ARGS = ("--max-num-batched-tokens", "64", "--max-num-seqs", "64", "--set", "restraint=null")

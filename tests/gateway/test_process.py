@@ -31,7 +31,7 @@ PROGRAM = """
 import asyncio, sys
 from gateway_svc.app import serve
 from gateway_svc.settings import GatewaySettings
-settings = GatewaySettings(scheduler="127.0.0.1:1", grpc_port=0, http_port=0, admin_port=0, admin_http_port=0)
+settings = GatewaySettings(schedulers=("127.0.0.1:1",), grpc_port=0, http_port=0, admin_port=0, admin_http_port=0)
 asyncio.run(serve(settings, on_ready=lambda *addresses: print(*addresses, flush=True)))
 assert not {"torch", "transformers"} & set(sys.modules)
 """
@@ -80,7 +80,7 @@ def test_a_port_in_use_names_its_option(option: str) -> None:
         name = option.removeprefix("--").replace("-", "_")
         names = ("grpc_port", "http_port", "admin_port", "admin_http_port")
         ports = {**dict.fromkeys(names, 0), name: taken.getsockname()[1]}
-        settings = GatewaySettings(scheduler="127.0.0.1:1", **ports)
+        settings = GatewaySettings(schedulers=("127.0.0.1:1",), **ports)
         with pytest.raises(ConfigError, match=f"in use.*{option} "):
             asyncio.run(asyncio.wait_for(app.serve(settings, on_ready=lambda *_: None), 20))
 

@@ -41,7 +41,7 @@ def exporting(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, **environ: st
 def gateway(scheduler_address: str, **values: Any) -> contextlib.AbstractAsyncContextManager[tuple[str, ...]]:
     """A gateway on this loop; addresses of its doors: gRPC, HTTP, and the operators'."""
     ports = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
-    settings = GatewaySettings(scheduler=scheduler_address, **{**ports, "drain_s": 0.0, **values})
+    settings = GatewaySettings(schedulers=(scheduler_address,), **{**ports, "drain_s": 0.0, **values})
     return service(lambda ready, stop: gateway_app.serve(settings, on_ready=ready, stop=stop))
 
 

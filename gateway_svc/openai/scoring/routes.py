@@ -6,9 +6,10 @@ from typing import Any
 from starlette.routing import Route
 
 from gateway_svc.calls import Call
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator, wait_for_model
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.http.endpoint import Doorman, HttpRequest, named
 from gateway_svc.http.io import Reply
 from gateway_svc.openai.scoring.requests import (

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from gateway_svc.calls import Call
+from gateway_svc.generating.cell_model import ServedModel
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator, off_loop_if_long, wait_for_model
-from gateway_svc.generating.model_catalog import ModelCatalog, ServedModel
+from gateway_svc.generating.model_catalog import ModelCatalog
 from gateway_svc.openai.embeddings import POOLINGS
 from gateway_svc.openai.generations import merged
 from gateway_svc.openai.scoring.requests import ScoringFields

@@ -43,12 +43,13 @@ _limits = options_of(
 def serve_gateway(
     *,
     scheduler: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="Address of the scheduler, HOST:PORT. dns:///NAME:PORT: the name is looked up again and again, and the gateway "
-            "follows it."
+            help="Address of a scheduler, HOST:PORT; repeatable: requests go to the one that serves their model. dns:///NAME:PORT: "
+            "the name is looked up again and again, and the gateway follows it.",
+            show_default=f"127.0.0.1:{o.DEFAULT_SCHEDULER_PORT}",
         ),
-    ] = f"127.0.0.1:{o.DEFAULT_SCHEDULER_PORT}",
+    ] = None,
     host: o.Host = "127.0.0.1",
     port: o.GatewayPort = o.DEFAULT_GRPC_PORT,
     http_port: o.HttpPort = o.DEFAULT_HTTP_PORT,
@@ -80,7 +81,7 @@ def serve_gateway(
     settings = settings_of(
         GatewaySettings,
         option_name,
-        scheduler=_scheduler(scheduler),
+        schedulers=tuple(map(_scheduler, scheduler or [f"127.0.0.1:{o.DEFAULT_SCHEDULER_PORT}"])),
         host=host,
         grpc_port=port,
         http_port=http_port,

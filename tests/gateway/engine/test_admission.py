@@ -18,7 +18,7 @@ from svc_common import wire_arrays
 from svc_common.clock import monotonic_ns
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.net import rpc
-from svc_common.tenant_load import Load
+from svc_common.tenant_load import Load, TenantLoad
 from tests.gateway.engine.test_scheduler_link import wait_for_health
 from tests.support.services.scripted_engine import asynchronous, finished, pair, tokens
 
@@ -133,7 +133,7 @@ async def test_prompts_that_wait_for_a_scheduler_are_bounded_in_tokens() -> None
 def test_a_flood_leaves_room_for_others() -> None:
     """A gateway full of one tenant's requests, in number or in bytes, still takes another's up to that one's share."""
     for limits in ({"max_live_requests": 4}, {"max_live_bytes": 400}):
-        admission = GatewayCapacity(GatewaySettings(**limits))
+        admission = GatewayCapacity(GatewaySettings(**limits), TenantLoad())
         taken = {
             tenant: sum(_takes(admission, tenant, 100) for _ in range(10)) for tenant in ("flood", "quiet", "third")
         }

@@ -19,6 +19,7 @@ from quire.local_stack import ports
 from svc_common import wire_arrays
 from svc_common.errors import QuireError, ResourceExhausted
 from svc_common.net import rpc
+from svc_common.tenant_load import TenantLoad
 from tests.support.services.models import tiny
 from tests.support.services.scripted_engine import (
     PATIENCE_S,
@@ -450,7 +451,7 @@ async def test_a_stop_is_not_forgotten_while_the_stream_ends() -> None:
     """Cancelled in any turn of the event loop after the stream has broken: the link ends, and does not attach again."""
     async with engine() as scheduler, grpc.aio.insecure_channel(scheduler.address) as channel:
         for turns in range(12):
-            link = SchedulerLink(GatewaySettings(scheduler=scheduler.address), rpc.Identity(), channel)
+            link = SchedulerLink(GatewaySettings(), scheduler.address, rpc.Identity(), channel, TenantLoad())
             running = asyncio.create_task(link.run())
             await scheduler.attached()
             while not link.state.attached:

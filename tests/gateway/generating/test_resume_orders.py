@@ -5,15 +5,15 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway_svc.checks.validation import SamplingDefaults
 from gateway_svc.engine.outbox import Outbox
 from gateway_svc.engine.request_table import RequestTable
+from gateway_svc.generating.cell_model import CellModel, ServedModel
 from gateway_svc.generating.generation import Generation
-from gateway_svc.generating.model_catalog import ServedModel
 from gateway_svc.requests.engine_request import EngineRequest
 from gateway_svc.text.text_stream import TextStream
 from protos.common.v1 import common_pb2
@@ -177,7 +177,9 @@ class Life:
         how = parsing("hermes", reasoning="think")
         delivered = [len(read.ids.get(i, ())) for i in range(request.num_choices)]
         texts = [TextStream(models.tiny(), ["END"], parser=how.parser(i)) for i in range(request.num_choices)]
-        served = ServedModel(common_pb2.ModelLimits(model="tiny"), models.tiny(), SamplingDefaults())
+        served = ServedModel(
+            common_pb2.ModelLimits(model="tiny"), models.tiny(), SamplingDefaults(), cast(CellModel, None)
+        )
         return Generation(request, self.table, texts, served, num_delivered=delivered)
 
 

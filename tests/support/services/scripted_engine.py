@@ -212,10 +212,10 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(scheduler: str, **changes: Any) -> AsyncIterator[Gateway]:
+async def gateway(*schedulers: str, **changes: Any) -> AsyncIterator[Gateway]:
     """A real gateway in this process."""
     ports = dict.fromkeys(("grpc_port", "http_port", "admin_port", "admin_http_port"), 0)
-    settings = GatewaySettings(scheduler=scheduler, **{"drain_s": 0.0, **ports, **changes})
+    settings = GatewaySettings(schedulers=schedulers, **{"drain_s": 0.0, **ports, **changes})
     ready: asyncio.Future[tuple[str, str, str, str]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     task = asyncio.create_task(app.serve(settings, on_ready=lambda *a: ready.set_result(a), stop=stop))
