@@ -1,7 +1,7 @@
 """`python -m tests.install.container WHEEL`: the wheel in a bare container, as `make test-container` runs it.
 
-The container is Debian with its own Python and nothing else, in namespaces of its own for mounts and processes; no engine is
-needed. The wheel is installed with the extras that README.md names, from wheels fetched before, and `quire run` answers with the
+The container is Debian with its own Python and nothing else, in namespaces of its own for mounts, processes and network; no engine
+is needed. The wheel is installed with the extras that README.md names, from wheels fetched before, and `quire run` answers with the
 built-in model: once in a home where nothing ran, and again. Needs Linux, root, Debian's apt and a package index. Exit status 0
 when it answered twice alike; seconds are printed and not judged.
 """
@@ -25,10 +25,11 @@ _HOME = "home/quire"
 _WHEELS = "wheels"
 _VARIABLES = (f"HOME=/{_HOME}", f"PATH=/{_HOME}/venv/bin:/usr/bin:/bin", "LANG=C.UTF-8", "PIP_NO_INDEX=1")
 _ENTER = """
+ip link set lo up || exit 125
 mount --bind /dev "$ROOT/dev" && mount --bind "$WHEELS" "$ROOT/wheels" && mount -t proc proc "$ROOT/proc" || exit 125
 exec "$@"
 """
-"""Run in a namespace for mounts, which end with it."""
+"""Run in the new namespaces: what is mounted ends with them, and the only network is their loopback."""
 
 
 class Container:
@@ -43,19 +44,8 @@ class Container:
 
     def command(self, *words: str) -> list[str]:
         """What runs `words` inside, as a user without rights, with an empty environment. Its processes end with the first one."""
-        unshare = (
-            "unshare",
-            "--mount",
-            "--pid",
-            "--ipc",
-            "--uts",
-            "--fork",
-            "--kill-child",
-            "/bin/sh",
-            "-c",
-            _ENTER,
-            "sh",
-        )
+        spaces = ("--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--kill-child")
+        unshare = ("unshare", *spaces, "/bin/sh", "-c", _ENTER, "sh")
         inside = (
             "chroot",
             f"--userspec={_USER}",
@@ -100,7 +90,7 @@ def _container(cache: Path, folder: Path, progress: Progress) -> Container:
     if os.geteuid() != 0:
         raise Failure("root is needed: a root file system is unpacked and entered")
     cache.mkdir(parents=True, exist_ok=True)
-    debian.install_programs(progress, ("debootstrap",))
+    debian.install_programs(progress, ("debootstrap", "ip"))
     with progress.step("fetching the base system"):
         base = debian.make_base(cache)
     with progress.step("fetching wheels"):
