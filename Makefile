@@ -139,6 +139,10 @@ test-compose: setup ## docker-compose.yml in a real engine, with images made wit
 test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
 	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)
 
+.PHONY: test-container
+test-container: wheel ## that wheel in a Debian with Python alone, without a network: seconds to the first token (needs root and Debian's apt)
+	$(VENV_PYTHON) -m tests.install.container dist/quire-*_$(shell uname -m).whl $(ARGS)
+
 .PHONY: test-upgrade
 test-upgrade: wheel ## services of the last release replaced by that wheel's, one by one, under resumable streams (ARGS="--from TAG")
 	$(VENV_PYTHON) -m tests.install.upgrade dist/quire-*_$(shell uname -m).whl $(ARGS)

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from tests.install import bare
 from tests.install.environment import Environment
@@ -12,6 +14,7 @@ from tests.support.commands import Failure
 
 PROMPT = "def fibonacci(n):"
 NUM_TOKENS = 40
+RUN = ("run", "tiny", PROMPT, "--max-tokens", str(NUM_TOKENS), "--temperature", "0")
 
 
 def bare_commands(environment: Environment) -> str:
@@ -70,10 +73,14 @@ def runs_one_command(environment: Environment) -> str:
 
 def _first_token(environment: Environment) -> tuple[float, str]:
     """Seconds from the command to its first output, and all of it."""
+    return first_output([environment.bin / "quire", *RUN], cwd=environment.empty, env=environment.environ)
+
+
+def first_output(command: Sequence[str | Path], **where: Any) -> tuple[float, str]:
+    """Seconds from the start of a command to its first output, and all of it. Failure: what it says was wrong."""
     began_s = time.monotonic()
-    command = [environment.bin / "quire", "run", "tiny", PROMPT, "--max-tokens", str(NUM_TOKENS), "--temperature", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=environment.empty, env=environment.environ, **pipes)
+    process = subprocess.Popen(command, **where, **pipes)
     first = process.stdout.read(1)
     first_s = time.monotonic() - began_s
     rest, errors = process.communicate(timeout=600)

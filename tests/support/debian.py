@@ -8,7 +8,7 @@ import gzip
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +42,9 @@ def program(name: str) -> str:
     raise Failure(f"{name} is not there")
 
 
-def install_programs(progress: Progress) -> None:
+def install_programs(progress: Progress, names: Collection[str] = tuple(PROGRAMS)) -> None:
     """Those of PROGRAMS that are missing, by apt. `Failure` where that cannot be."""
-    missing = sorted({package for name, package in PROGRAMS.items() if not _is_there(name)})
+    missing = sorted({PROGRAMS[name] for name in names if not _is_there(name)})
     if not KEYRING.exists():
         missing.append("debian-archive-keyring")
     if not missing:
