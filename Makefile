@@ -148,7 +148,7 @@ test-upgrade: wheel ## services of the last release replaced by that wheel's, on
 	$(VENV_PYTHON) -m tests.install.upgrade dist/quire-*_$(shell uname -m).whl $(ARGS)
 
 .PHONY: test-cells
-test-cells: setup ## SGLang Model Gateway, then Envoy, in front of two cells: 10,000 requests; one is killed, drained, rolled (ARGS="smg --requests N")
+test-cells: wheel ## SGLang Model Gateway, then Envoy, in front of two cells: 10,000 requests; one is killed, drained, rolled, upgraded (ARGS="smg --requests N")
 	$(VENV_PYTHON) -m tests.cells $(ARGS)
 
 .PHONY: test-arm

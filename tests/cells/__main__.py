@@ -1,18 +1,27 @@
-"""`python -m tests.cells [smg|envoy] [--requests N]`: routers in front of two cells here; exit status 0 when all checks passed."""
+"""`python -m tests.cells [smg] [envoy] [upgrade]`: routers in front of two cells here; exit status 0 when all checks passed."""
 
 import argparse
+import platform
 import tempfile
 from pathlib import Path
 
-from tests.cells import envoy_rig, smg_rig
-from tests.support.commands import Failure, Progress
+from tests.cells import envoy_rig, smg_rig, upgrade_rig
+from tests.support.commands import ROOT, Failure, Progress
+
+ROUTERS = ("smg", "envoy", "upgrade")
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.cells", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="in all, over the router's ways and policies")
-    parser.add_argument("routers", nargs="*", default=["smg", "envoy"], help="smg, envoy; both by default")
+    parser.add_argument("--old", type=Path, help="upgrade: wheel of the old release; default: built from --from")
+    parser.add_argument(
+        "--from", dest="revision", help="upgrade: default: the latest tag before this commit, else its parent"
+    )
+    parser.add_argument(
+        "routers", nargs="*", default=ROUTERS, help="smg, envoy, upgrade (Envoy, and what `make wheel` built)"
+    )
     given = parser.parse_args()
     progress = Progress()
     with tempfile.TemporaryDirectory() as folder:
@@ -21,6 +30,9 @@ def main() -> int:
                 smg_rig.check(given.requests, Path(folder), progress)
             if "envoy" in given.routers:
                 envoy_rig.check(given.requests // 10, Path(folder), progress)
+            if "upgrade" in given.routers:
+                [wheel] = (ROOT / "dist").glob(f"quire-*_{platform.machine()}.whl")
+                upgrade_rig.check(wheel, given.old, given.revision, Path(folder), progress)
         except Failure as failure:
             progress.say(f"FAILED: {failure}")
             return 1

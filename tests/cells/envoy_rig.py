@@ -5,7 +5,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,16 @@ from tests.support.commands import Failure, Progress
 from tests.support.routers.inference_gateway import INTERVAL_S, PickerProcess, envoy, picker
 from tests.support.stack.supervised import Supervised, supervised
 
-_HOSTS = ("127.0.0.2", "127.0.0.3")
+HOSTS = ("127.0.0.2", "127.0.0.3")
+OPTIONS = {
+    "worker": ("--dtype", "float32"),
+    "scheduler": ("--no-worker-timeout-s", "300", "--frontend-grace-s", "60"),
+    "gateway": ("--drain-s", "60", "--scheduler-away-s", "300"),
+}
+"""Of the services of each cell, by kind."""
 _AGE_S = 0.1
 """A cell's values are at most so old."""
-_PAUSE_S = 1.0
+PAUSE_S = 1.0
 """From a pod's leaving of the pool to its end: what a preStop hook waits for."""
 _BURST, _LONG = 12, 900
 """Requests at once, and their tokens: they run for longer than the picker's interval."""
@@ -29,17 +35,17 @@ _BURST, _LONG = 12, 900
 
 @dataclass(frozen=True)
 class Rig:
-    """What runs. `answers`: of a cell without a router, by prompt."""
+    """What runs. `endpoints`: of all cells. `cells`: those of this release. `answers`: of a cell without a router, by prompt."""
 
     url: str
     picker: PickerProcess
+    endpoints: list[str]
     cells: list[Supervised]
     answers: Mapping[str, str]
 
-    @property
-    def endpoints(self) -> list[str]:
-        """Of all cells."""
-        return [endpoint(cell) for cell in self.cells]
+    def without(self, endpoint: str) -> list[str]:
+        """The endpoints of the others."""
+        return [one for one in self.endpoints if one != endpoint]
 
     def loaded(self, meanwhile: Callable[[], None]) -> RouterLoad:
         """Load until `meanwhile` is over, which runs on a thread."""
@@ -61,27 +67,36 @@ def endpoint(cell: Supervised) -> str:
 
 
 @contextmanager
+def cell_at(host: str) -> Iterator[Supervised]:
+    """A cell of this release, which waits for its parts as long as a loaded machine may need."""
+    with supervised(
+        host=host,
+        insecure=True,
+        worker_args=OPTIONS["worker"],
+        scheduler_args=OPTIONS["scheduler"],
+        gateway_args=OPTIONS["gateway"],
+    ) as cell:
+        yield cell
+
+
+@contextmanager
+def behind_envoy(home: Path, cells: list[Supervised], others: Sequence[str] = ()) -> Iterator[Rig]:
+    """Cells, and the endpoints of others, that are in the picker's pool, behind Envoy."""
+    endpoints = [*map(endpoint, cells), *others]
+    with picker() as found:
+        found.want(endpoints)
+        for one in endpoints:
+            found.wait_ready(one)
+        with envoy(found.port, home) as url:
+            yield Rig(url, found, endpoints, cells, expected(cells[0].stack, random.Random(0)))
+
+
+@contextmanager
 def rig(home: Path) -> Iterator[Rig]:
-    """Two cells that are in the picker's pool, behind Envoy."""
+    """Two cells."""
     with ExitStack() as held:
-        cells = [
-            held.enter_context(
-                supervised(
-                    host=host,
-                    insecure=True,
-                    worker_args=("--dtype", "float32"),
-                    scheduler_args=("--no-worker-timeout-s", "300", "--frontend-grace-s", "60"),
-                    gateway_args=("--drain-s", "60", "--scheduler-away-s", "300"),
-                )
-            )
-            for host in _HOSTS
-        ]
-        found = held.enter_context(picker())
-        found.want([endpoint(cell) for cell in cells])
-        for cell in cells:
-            found.wait_ready(endpoint(cell))
-        url = held.enter_context(envoy(found.port, home))
-        yield Rig(url, found, cells, expected(cells[0].stack, random.Random(0)))
+        cells = [held.enter_context(cell_at(host)) for host in HOSTS]
+        yield held.enter_context(behind_envoy(home, cells))
 
 
 # --- what befalls a cell -----------------------------------------------------------------------------------------------
@@ -89,8 +104,8 @@ def rig(home: Path) -> Iterator[Rig]:
 
 def leave_and_return(rig: Rig, cell: Supervised) -> None:
     """Its gateway's pod is deleted: it leaves the pool, is told to end a moment later, and comes back."""
-    rig.picker.want([one for one in rig.endpoints if one != endpoint(cell)])
-    time.sleep(_PAUSE_S)
+    rig.picker.want(rig.without(endpoint(cell)))
+    time.sleep(PAUSE_S)
     num_deaths = len(cell.deaths)
     cell.kill("gateway", signal.SIGTERM)
     _wait(lambda: len(cell.deaths) > num_deaths, "the gateway does not end")
@@ -167,8 +182,13 @@ def seen(rig: Rig) -> str:
 
 def undisturbed(rig: Rig, befall: Callable[[Rig, Supervised], None]) -> str:
     """No request fails while that befalls a cell."""
-    load = rig.loaded(lambda: befall(rig, rig.cells[1]))
-    said = f"envoy, {befall.__name__}: {load.ended.total()} requests meanwhile, {load.num_failed} failed"
+    return none_fails(rig, befall.__name__, lambda: befall(rig, rig.cells[1]))
+
+
+def none_fails(rig: Rig, what: str, meanwhile: Callable[[], None]) -> str:
+    """How many requests ended meanwhile. Failure where one failed."""
+    load = rig.loaded(meanwhile)
+    said = f"envoy, {what}: {load.ended.total()} requests meanwhile, {load.num_failed} failed"
     if load.num_failed:
         raise Failure(f"{said}; {dict(load.ended)} {load.errors[:5]}")
     return said

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,25 +38,31 @@ _WAITS = {
 
 
 class Services:
-    """The four processes, each of the release that it was last started from, at ports that stay."""
+    """Processes, each of the release that it was last started from, at ports that stay.
 
-    def __init__(self, ports: dict[str, int], folder: Path) -> None:
-        self._ports, self._folder = ports, folder
+    `ports`: by name of the service, and "http" where the gateway's HTTP port is to stay too. `options`: by kind of service.
+    """
+
+    def __init__(
+        self,
+        ports: Mapping[str, int],
+        folder: Path,
+        host: str = "127.0.0.1",
+        options: Mapping[str, Sequence[str]] = _WAITS,
+    ) -> None:
+        self._ports, self._folder, self._host, self._more = ports, folder, host, options
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def address(self, name: str) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self._ports[name]}"
+        return f"{self._host}:{self._ports[name]}"
 
     def start(self, name: str, environment: Environment) -> None:
         """Start it; `wait_serving` waits for it. It ends with this process."""
         kind = name.partition("-")[0]
         command = [
             environment.bin / "quire",
-            "serve",
-            kind,
-            "--port",
-            str(self._ports[name]),
+            *("serve", kind, "--host", self._host, "--port", str(self._ports[name])),
             *self._options(kind, environment),
             "--stop-with-stdin",
         ]
@@ -75,10 +81,10 @@ class Services:
             "scheduler": ("--worker", self.address("worker"), "--admin-port", "0", "--metrics-port", "0"),
             "gateway": (
                 *("--scheduler", self.address("scheduler")),
-                *("--http-port", "0", "--admin-port", "0", "--admin-http-port", "0"),
+                *("--http-port", str(self._ports.get("http", 0)), "--admin-port", "0", "--admin-http-port", "0"),
             ),
         }
-        return (*peers[kind], *_WAITS[kind])
+        return (*peers[kind], *self._more[kind])
 
     def _serves(self, name: str) -> bool:
         if (status := self._processes[name].poll()) is not None:
@@ -191,12 +197,12 @@ def upgrade(old: Environment, new: Environment, folder: Path, progress: Progress
 
 
 @contextmanager
-def _old_wheel(given: argparse.Namespace, progress: Progress) -> Iterator[Path]:
+def old_wheel(given: Path | None, revision: str | None, progress: Progress) -> Iterator[Path]:
     """The wheel of the old release: the one given, or built from a commit by its own scripts."""
-    if given.old is not None:
-        yield given.old
+    if given is not None:
+        yield given
         return
-    revision = given.revision or previous_revision()
+    revision = revision or previous_revision()
     with checkout(revision) as root, tempfile.TemporaryDirectory() as folder, progress.step(f"wheel of {revision}"):
         (root / "build").mkdir(exist_ok=True)
         (root / "build" / "kernels").symlink_to(ROOT / "build" / "kernels")
@@ -232,16 +238,20 @@ def main() -> int:
     given = parser.parse_args()
     progress = Progress()
     try:
-        with tempfile.TemporaryDirectory(prefix="quire-upgrade-") as folder, _old_wheel(given, progress) as old_wheel:
-            old = _installed(Environment(old_wheel.resolve(), Path(folder, "old")), progress)
-            new = _installed(Environment(given.wheel.resolve(), Path(folder, "new")), progress)
+        with (
+            tempfile.TemporaryDirectory(prefix="quire-upgrade-") as folder,
+            old_wheel(given.old, given.revision, progress) as found,
+        ):
+            old = installed(Environment(found.resolve(), Path(folder, "old")), progress)
+            new = installed(Environment(given.wheel.resolve(), Path(folder, "new")), progress)
             return _told(upgrade(old, new, Path(folder), progress), progress)
     except Failure as failure:
         progress.say(f"FAIL {failure}")
         return 1
 
 
-def _installed(environment: Environment, progress: Progress) -> Environment:
+def installed(environment: Environment, progress: Progress) -> Environment:
+    """Install the wheel, with the extras that `quire up` names."""
     with progress.step(f"installation, {environment.folder.name} release: {environment.wheel.name}"):
         environment.make()
         named_command(environment)
