@@ -4,8 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gateway_svc.cell.cell_load import CellLoad
-from gateway_svc.engine.admin_channel import AdminChannel
-from gateway_svc.engine.scheduler_address import SchedulerAddress
+from gateway_svc.engine.scheduler_address import AdminChannel, SchedulerAddress
 from gateway_svc.engine.scheduler_link import SchedulerLink
 from gateway_svc.engine.stored_values import StoredValues
 from gateway_svc.generating.cell_model import CellModel

@@ -36,7 +36,7 @@ class ModelCatalog:
     def get(self, name: str) -> ServedModel:
         """Return the model or adapter of that name (empty, or one of `aliases` = the model of the first scheduler).
 
-        Raises NotFound, or Unavailable where a scheduler whose model is not known yet may serve it.
+        Raises NotFound, or Unavailable while the model of a scheduler is not known, which may be the one.
         """
         cell = self.cell(name)
         if cell.current is None:
