@@ -116,7 +116,7 @@ quick: setup ## the tests of pure packages: scheduler core, block manager, gatew
 	@$(VENV_PYTHON) -m tests.shares quick $(ARGS)
 
 .PHONY: test
-test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 11 to 15 minutes on two slow cores (aim: 10)
+test: setup $(NODE_TOOLS) $(NODE_EXAMPLE) ## all tests but the heavy ones; 10 to 14 minutes on two slow cores (aim: 10)
 	@$(VENV_PYTHON) -m tests.shares test $(ARGS)
 
 .PHONY: test-long

@@ -246,6 +246,14 @@ class Group:
         """True if any live sequence is in prefill; finished siblings do not count."""
         return any(s.in_prefill for s in self.live)
 
+    @property
+    def starts_over(self) -> bool:
+        """True while it may neither be swapped nor moved: a part of a prompt is computed of which nothing may be reused.
+
+        Workers keep sums of hidden states of such a prompt (embeddings, prompt logprobs) beside its blocks.
+        """
+        return self.request.no_cache_reuse and any(s.num_computed_tokens < s.num_prompt_tokens for s in self.live)
+
     def new_index(self) -> int:
         """The next index for a forked sequence; indexes are never reused."""
         self.num_indexes += 1

@@ -279,6 +279,24 @@ def test_under_v0_it_needs_the_slots_ahead_of_its_next_tokens_as_well(num_blocks
     assert all(int(n["free"]) - int(n["need"]) < int(n["watermark"]) for n in told)
 
 
+@pytest.mark.parametrize(("no_cache_reuse", "mode"), [(False, "swap"), (True, "recompute")])
+def test_a_prompt_of_which_nothing_may_be_reused_starts_over(no_cache_reuse: bool, mode: str) -> None:
+    """Preempted within its prompt; workers have no sums of its hidden states when it comes back from the host."""
+    limits = {"num_gpu_blocks": 7, "max_num_batched_tokens": 8}
+    core = quire_core(limits, **CHEAP_SWAP)
+    core.add(request("a", 11, max_tokens=20))
+    core.add(replace(request("b", 21, at=1.0), no_cache_reuse=no_cache_reuse))
+    [sequence] = core.request("b").groups[0].sequences
+    for now in range(30):
+        num_computed = sequence.num_computed_tokens
+        plan = _step(core, float(now))
+        if plan.preempted:
+            break
+    assert plan.preempted == [("b", mode)]
+    assert 0 < num_computed < 21
+    assert sequence.num_computed_tokens == (0 if no_cache_reuse else num_computed)
+
+
 # --- failed steps ---------------------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ _PRELOADED = (
     "transformers.integrations.flash_attention",
 )
 # Read when a service asks for them, not when a library is imported.
-_OWN_VARIABLES = ("QUIRE_", "OTEL_", "PYTHONPATH", "PYTEST_")
+_OWN_VARIABLES = ("QUIRE_", "OTEL_", "GRPC_", "PYTHONPATH", "PYTEST_")
 _CLONE_PARENT = 0x8000
 _CLONE_NUMBERS = {"x86_64": 56, "aarch64": 220}
 _PLAIN_OPTIONS = {"preexec_fn": None, "pass_fds": (), "shell": False, "start_new_session": False, "umask": -1}

@@ -79,7 +79,7 @@ class SwapOrRecompute(Recompute):
     def preempt(self, group: Group, state: CoreState, builder: PlanBuilder) -> str:
         """Preempt the group. StepFailed if it must be swapped, the host is full and `fails_step` is set."""
         mode = self._mode or (RECOMPUTE if group.max_num_running_seqs == 1 else SWAP)
-        if mode == RECOMPUTE:
+        if mode == RECOMPUTE or group.starts_over:
             return super().preempt(group, state, builder)
         if state.cache.can_swap_out(group.live):
             return self._swap_out(group, state, builder)
@@ -150,7 +150,7 @@ class LeastLost:
 
         Recompute if a copy-on-write copy of this step was withdrawn: the target block has no contents to swap.
         """
-        if self._mode == RECOMPUTE or any(s.name in builder.torn for s in group.live):
+        if self._mode == RECOMPUTE or group.starts_over or any(s.name in builder.torn for s in group.live):
             return RECOMPUTE
         if self._mode == SWAP:
             return SWAP
@@ -161,6 +161,8 @@ class LeastLost:
         if not self._costs.now.are_known or self._mode == RECOMPUTE:
             return num_lost_tokens(group, state)
         swap_s, compute_s = self._swap_s(group, state), self._compute_s(group, state)
+        if group.starts_over:
+            return compute_s
         return swap_s if self._mode == SWAP else min(swap_s, compute_s)
 
     def _compute_s(self, group: Group, state: CoreState) -> float:

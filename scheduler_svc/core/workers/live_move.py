@@ -78,7 +78,7 @@ def has_spare_room(name: str, workers: Workers, target: int) -> bool:
 
 def may_move(group: Group, worker: WorkerGroup) -> bool:
     """True for one running sequence, in its prompt too. Several that share blocks would have to move together."""
-    is_single = len(group.sequences) == 1 and not group.needs_result and group.num_children == 1
+    is_single = len(group.sequences) == 1 and not (group.needs_result or group.starts_over) and group.num_children == 1
     is_here = group.place is QueueKind.RUNNING and group.worker == worker.state.number
     return is_single and is_here and worker.moves_groups
 

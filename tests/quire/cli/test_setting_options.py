@@ -35,6 +35,7 @@ OTHER_WORDS = {
     "adapters": ("--adapter", "one at a time"),
     "admin_http_names": ("--admin-http-name", "one at a time"),
     "model_aliases": ("--model-alias", "one at a time"),
+    "schedulers": ("--scheduler", "one at a time"),
     "record_ring_bytes": ("--record-memory", "a size, as --kv-cache-memory is"),
     "kv_cache_memory_bytes": ("--kv-cache-memory", "a size"),
     "swap_space_gib": ("--swap-space", "a size; vLLM's word"),
