@@ -17,6 +17,7 @@ from quire.client.sync_client import Client
 from quire.local_stack.stack import LocalStack
 from tests.e2e import tight_stacks
 from tests.support.checkpoints import FAMILIES, SAMPLE_STATE_FAMILIES, STATE_FAMILIES
+from tests.support.stack.commands import steps
 from tests.support.stack.oracle import Expected, Job, expected, greedy_after, mixed_jobs
 from tests.support.stack.supervised import Supervised
 from tests.support.worker.driver import limits_of
@@ -64,15 +65,17 @@ def _compare(name: str, count: int, folder: Path) -> str:
         long = expected(path, Job(mixed_jobs(count, vocab_size)[0].prompt, 48))
         assert len(set(long.token_ids)) >= 15, "the model says too little to be a witness"
     with LocalStack(model=path, worker_args=_worker_args(path), scheduler_args=_SCHEDULER_ARGS) as stack:
-        return _compare_on(stack, name, path, mixed_jobs(count, vocab_size))
+        return _compare_on(stack, name, path, mixed_jobs(count, vocab_size), grants=True)
 
 
-def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job]) -> str:
+def _compare_on(stack: LocalStack, name: str, path: Path, jobs: list[Job], *, grants: bool = False) -> str:
     wanted = [expected(path, job) for job in jobs[:_GENERATED]]
     tolerance = tight_stacks.tolerance(name)
     with Client(stack.grpc_address) as client:
         for job, want in zip(jobs[:3], wanted[:3], strict=True):
             _check(_ask(client, job), want, tolerance)
+        if grants:
+            assert any("is_repeat" in step for step in steps(stack.admin_address)), "decode steps were to be granted"
         again = max(jobs, key=lambda job: len(job.prompt))
         _ask(client, again)
         assert _ask(client, again).num_cached_tokens, "a prompt that came before was to hit"
@@ -106,5 +109,5 @@ def test_answers_of_a_model_with_states_are_those_of_generate(
 def test_answers_of_every_family_are_those_of_generate(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Through all services, tokens and logprobs equal those of `generate`: alone, then 64 at once, chunked and preempted."""
+    """Tokens and logprobs equal those of `generate`: alone, several granted steps each, then 64 at once, chunked and preempted."""
     record_property("size", _compare(name, 64, tmp_path))
