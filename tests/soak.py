@@ -147,7 +147,7 @@ def run_tests(passed: Passed, count: int, console: Console) -> None:
         for done in test_on(passed, track(names, "tests of the soak", console=console)):
             console.print(done, soft_wrap=True)
     except AssertionError as error:
-        console.print(f"[red]failed: {error}", markup=False, soft_wrap=True)
+        console.print(f"failed: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
 
 

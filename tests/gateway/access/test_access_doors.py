@@ -153,9 +153,9 @@ async def test_a_refusal_over_http(tmp_path: Path) -> None:
 
 @asynchronous
 async def test_models_that_a_tenant_may_not_use(tmp_path: Path) -> None:
-    """Refused at both doors by every method that takes a model's name, and not listed."""
+    """Refused at both doors by every method that takes a model's name, and not listed, under an alias neither."""
     async with (
-        pair(tenants=tenants_file(tmp_path)) as (_, _, running),
+        pair(tenants=tenants_file(tmp_path), model_aliases=("usual",)) as (_, _, running),
         httpx.AsyncClient(
             base_url=f"http://{running.http}", headers=bearer("globex"), timeout=ANSWER_S, verify=False
         ) as http,
@@ -182,6 +182,8 @@ async def test_models_that_a_tenant_may_not_use(tmp_path: Path) -> None:
         assert len((await stub.ListModels(pb.ListModelsRequest(), metadata=key)).models) == 0
         assert len((await stub.ListModels(pb.ListModelsRequest(), metadata=metadata("acme"))).models) == 1
         assert (await http.get("/v1/models")).json()["data"] == []
+        cards = (await http.get("/v1/models", headers=bearer("acme"))).json()["data"]
+        assert [card["id"] for card in cards] == ["tiny", "usual"]
         for path, body in (
             ("/v1/completions", {"prompt": "x"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
