@@ -30,6 +30,7 @@ ToolFormatName = Literal[
     "minimax-m2",
     "seed-oss",
     "deepseek-v3.2",
+    "deepseek-v4",
     "step3",
     "llama4",
     "olmo3",
@@ -38,7 +39,9 @@ ToolFormatName = Literal[
     "gemma4",
     "functiongemma",
 ]
-ReasoningFormatName = Literal["think", "hunyuan", "seed-oss", "mistral", "command", "granite", "gemma4", "harmony"]
+ReasoningFormatName = Literal[
+    "think", "hunyuan", "seed-oss", "mistral", "command", "granite", "granite-3.3", "gemma4", "harmony"
+]
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]

@@ -24,6 +24,9 @@ def _message(message: pb.Message) -> dict[str, Any]:
         given["name"] = message.name
     if message.reasoning:
         given["reasoning_content"] = message.reasoning
+        # Read by gpt-oss's template, which refuses both this and content beside calls.
+        if not (message.content and message.tool_calls):
+            given["thinking"] = message.reasoning
     if message.tool_calls:
         given["tool_calls"] = [_call(call) for call in message.tool_calls]
     if message.tool_call_id:

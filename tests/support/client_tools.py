@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,35 @@ _OURS = {"PYTHONPATH", "VIRTUAL_ENV"}
 
 def tool_environment(name: str) -> Path:
     """The `bin` folder of tool `name`. Skips where it has to be installed and no package index answers."""
-    folder = Path(sys.prefix) / "tools" / name
-    wanted = (_FOLDER / f"requirements-{name}.txt").read_text(encoding="utf-8")
-    installed = folder / ".requirements.txt"
+    return _made(name, _install) / "bin"
+
+
+def tool_files(name: str) -> Path:
+    """The packages of requirements-NAME.txt without what they need, for files that they hold; skips as above."""
+    return _made(name, _unpack)
+
+
+def _made(name: str, make: Callable[[Path, Path], None]) -> Path:
+    folder, requirements = Path(sys.prefix) / "tools" / name, _FOLDER / f"requirements-{name}.txt"
+    wanted, installed = requirements.read_text(encoding="utf-8"), folder / ".requirements.txt"
     if not (installed.is_file() and installed.read_text(encoding="utf-8") == wanted):
         shutil.rmtree(folder, ignore_errors=True)
-        _install(folder, _FOLDER / f"requirements-{name}.txt")
+        make(folder, requirements)
         installed.write_text(wanted, encoding="utf-8")
-    return folder / "bin"
+    return folder
 
 
 def _install(folder: Path, requirements: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True, timeout=120)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--retries", "1", "-r", requirements]
+    _pip(folder / "bin" / "python", requirements)
+
+
+def _unpack(folder: Path, requirements: Path) -> None:
+    _pip(Path(sys.executable), requirements, "--no-deps", "--target", str(folder))
+
+
+def _pip(python: Path, requirements: Path, *options: str) -> None:
+    pip = [python, "-m", "pip", "install", "--quiet", "--retries", "1", *options, "-r", requirements]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]

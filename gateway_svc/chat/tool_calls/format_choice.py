@@ -13,12 +13,16 @@ F = TypeVar("F", "ToolFormat", "ReasoningFormat")
 AUTO = "auto"
 NONE = "none"
 
+_RESPONSE = ("<response>", "</response>")
 THINK, THINK_END = (("<think>",),), (("</think>",),)
 
 _FORMATS = (
     ReasoningFormat(
         "think",
-        lambda source: ("<think>" in source or "</think>" in source) and ANSWER[0] not in source,
+        lambda source: (
+            ("<think>" in source or "</think>" in source)
+            and not any(tag in source for tag in (ANSWER[0], _RESPONSE[0]))
+        ),
         THINK,
         THINK_END,
     ),
@@ -39,6 +43,13 @@ _FORMATS = (
         lambda source: "Here is my thought process" in source,
         (("Here is my thought process:",), ("Here's my thought process:",)),
         (("Here is my response:",), ("Here's my response:",)),
+    ),
+    ReasoningFormat(
+        "granite-3.3",
+        lambda source: "<think>" in source and _RESPONSE[0] in source,
+        THINK,
+        THINK_END,
+        hidden=_RESPONSE,
     ),
     ReasoningFormat(
         "gemma4",

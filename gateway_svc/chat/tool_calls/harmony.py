@@ -12,7 +12,7 @@ from gateway_svc.text.output_parser import CONTENT, REASONING
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, RETURN, CALL, CONSTRAIN = "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"
 ENDS = (END, RETURN, CALL)
-FUNCTIONS = "functions."
+RECIPIENT, FUNCTIONS = "to=", "functions."
 MAX_HEADER_CHARS = 256
 
 _RECIPIENT = re.compile(r"\bto=([\w.:-]+)", re.ASCII)
@@ -23,7 +23,7 @@ class HarmonyParser(CallParser):
     """Parser for messages `<|channel|>CHANNEL<|message|>TEXT<|end|>`, each but the first after `<|start|>assistant`.
 
     The text of the channel `analysis` is reasoning, that of a message to `functions.NAME` the arguments of a
-    call, other text content.
+    call, other text content. The recipient stands in the channel or before it.
     """
 
     openings = (CHANNEL, START)
@@ -31,7 +31,16 @@ class HarmonyParser(CallParser):
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
+        self.state = self._at_start
         self.markers = frozenset({START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS})
+
+    def _at_start(self) -> bool:
+        """State: the first header may begin with the recipient, as in the calls that the chat template shows."""
+        is_there, place = self.something_behind()
+        begins = begins_with_one(self.buffer[place:], (RECIPIENT,), is_over=self.is_over) if is_there else is_there
+        if begins is not None:
+            self.state = self.at_calls if begins else self.in_content
+        return begins is not None
 
     def at_calls(self) -> bool:
         """State at a message's header; see CallParser."""

@@ -41,7 +41,8 @@ class CallMarkup:
 class MarkedParser(CallParser):
     """Parser for calls in a `CallMarkup`.
 
-    Also reads `{"name": ..., "arguments": {...}}`, and lists of calls in brackets, directly after an opening.
+    Also reads `{"name": ..., "arguments": {...}}`, and lists of calls in brackets, directly after an opening; and such
+    objects one after the other where an `end` is expected.
     """
 
     def __init__(self, markup: CallMarkup, rules: CallRules) -> None:
@@ -122,7 +123,7 @@ class MarkedParser(CallParser):
             return self.end_calls() if found == markup.end else True
         if not found and self.is_over and any(closing.startswith(text) for closing in markup.closings):
             self.give(len(self.buffer), text="")
-        elif found or (markup.end and markup.head):
+        elif found or (markup.end and (markup.head or text[0] == "{")):
             self.hold_marker(place + len(found) if found else 0)
             self.state = self._at_call
             return True

@@ -96,28 +96,37 @@ _SEED_OSS = ToolFormat(
     ),
 )
 _DSML = "｜DSML｜"
-_DEEPSEEK_V32 = ToolFormat(
-    "deepseek-v3.2",
-    lambda source: _DSML in source,
-    partial(
-        TaggedParser,
-        TagMarkup(
-            (f"<{_DSML}function_calls>",),
-            head=("<", _DSML, 'invoke name="', NAME, '">'),
-            tail=(f"</{_DSML}invoke>",),
-            end=f"</{_DSML}function_calls>",
-            lead=_BREAKS,
-            key=(f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">'),
-            close=f"</{_DSML}parameter>",
+
+
+def _dsml(name: str, block: str) -> ToolFormat:
+    """DeepSeek's markup. `block`: name of the tag around all calls, which templates write apart from the token before it."""
+    begin, end, close = f"<{_DSML}{block}>", f"</{_DSML}{block}>", f"</{_DSML}parameter>"
+    key = (f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">')
+    return ToolFormat(
+        name,
+        lambda source: _DSML in source and f"{block}>" in source,
+        partial(
+            TaggedParser,
+            TagMarkup(
+                (begin,),
+                head=("<", _DSML, 'invoke name="', NAME, '">'),
+                tail=(f"</{_DSML}invoke>",),
+                end=end,
+                lead=_BREAKS,
+                key=key,
+                close=close,
+            ),
         ),
-    ),
-    CallSyntax(
-        (f'<{_DSML}invoke name="', NAME, '">\n', ARGUMENTS, f"</{_DSML}invoke>\n"),
-        before=(f"<{_DSML}function_calls>", "\n"),
-        after=(f"</{_DSML}function_calls>",),
-        parameter=ParameterSyntax((f'<{_DSML}parameter name="', KEY, '" string="', WORD, '">'), f"</{_DSML}parameter>"),
-    ),
-)
+        CallSyntax(
+            (f'<{_DSML}invoke name="', NAME, '">\n', ARGUMENTS, f"</{_DSML}invoke>\n"),
+            before=(begin, "\n"),
+            after=(end,),
+            parameter=ParameterSyntax(key, close),
+        ),
+    )
+
+
+_DEEPSEEK_V32, _DEEPSEEK_V4 = _dsml("deepseek-v3.2", "function_calls"), _dsml("deepseek-v4", "tool_calls")
 _STEP_CALLS, _STEP_CALLS_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _STEP_CALL, _STEP_CALL_END, _STEP_SEP = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"
 _STEP3 = ToolFormat(
@@ -152,4 +161,4 @@ _STEP3 = ToolFormat(
     ),
 )
 
-TAGGED_FORMATS = (_QWEN3_CODER, _GLM, _MINIMAX, _SEED_OSS, _DEEPSEEK_V32, _STEP3)
+TAGGED_FORMATS = (_QWEN3_CODER, _GLM, _MINIMAX, _SEED_OSS, _DEEPSEEK_V32, _DEEPSEEK_V4, _STEP3)

@@ -18,7 +18,9 @@ from gateway_svc.chat.tool_calls.tagged_formats import TAGGED_FORMATS, TOOL_CALL
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 ANSWER = ("<answer>", "</answer>")
-RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+# Tags of other formats; their templates have `<tool_call>` too.
+_OTHERS_TAGS = ("<function=", "<arg_key>", "<tool_calls>", '<invoke name="')
 _BREAKS = "\r\n"
 _OBJECT = ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}")
 _LLAMA3_OBJECT = ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}")
@@ -33,13 +35,16 @@ def is_harmony(source: str) -> bool:
 
 HERMES = ToolFormat(
     "hermes",
-    lambda source: TOOL_CALL in source and not any(tag in source for tag in ("<function=", "<arg_key>")),
+    lambda source: TOOL_CALL in source and not any(tag in source for tag in _OTHERS_TAGS),
     partial(MarkedParser, CallMarkup((TOOL_CALL,), end=TOOL_CALL_END, lead=_BREAKS)),
     CallSyntax((TOOL_CALL, "\n", *_OBJECT, "\n", TOOL_CALL_END), between=("\n",)),
 )
 _LLAMA3 = ToolFormat(
     "llama3",
-    lambda source: PYTHON_TAG in source or ("<|start_header_id|>" in source and '"parameters"' in source),
+    lambda source: (
+        (PYTHON_TAG in source or ("<|start_header_id|>" in source and '"parameters"' in source))
+        and "<function=" not in source
+    ),
     partial(MarkedParser, CallMarkup((PYTHON_TAG,), between=(";", PYTHON_TAG), at_start="{")),
     CallSyntax(_LLAMA3_OBJECT, between=("; ",)),
 )
@@ -199,7 +204,7 @@ _OLMO3 = ToolFormat(
 )
 _LFM2 = ToolFormat(
     "lfm2",
-    lambda source: "<|tool_call_start|>" in source,
+    lambda source: "<|tool_call_start|>" in source or "<|tool_list_start|>" in source,
     partial(
         LiteralParser,
         CallMarkup(("<|tool_call_start|>",), head=(NAME,), tail=(")",), end="<|tool_call_end|>"),

@@ -94,6 +94,7 @@ def test_templates_are_told_what_there_is() -> None:
         pb.Message(role="user", content="hi", name="ann"),
         pb.Message(role="assistant", tool_calls=[call], reasoning="hm"),
         pb.Message(role="tool", content="3", tool_call_id="c1"),
+        pb.Message(role="assistant", content="I add.", tool_calls=[call], reasoning="hm"),
     ]
     function = {"name": "add", "arguments": {"a": [1, "é"]}}
     assert template_messages(messages) == [
@@ -102,9 +103,16 @@ def test_templates_are_told_what_there_is() -> None:
             "role": "assistant",
             "content": "",
             "reasoning_content": "hm",
+            "thinking": "hm",
             "tool_calls": [{"id": "c1", "type": "function", "function": function}],
         },
         {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        {  # gpt-oss's template refuses thinking beside both
+            "role": "assistant",
+            "content": "I add.",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        },
     ]
     assert template_tools([TOOL, pb.Tool(name="b", description="d")]) == [
         {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},

@@ -53,6 +53,14 @@ def check_calls(name: str, rng: random.Random) -> int:
     return len(text) + 3
 
 
+def test_a_recipient_before_the_first_channel() -> None:
+    """gpt-oss's prompt ends within a header, which the output then continues as the template writes it."""
+    text = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    for place in range(len(text)):
+        cuts = [piece for piece in (text[:place], text[place:]) if piece]
+        assert parsed(maker("harmony"), cuts) == [("call", "0:add", '{"a": 1}')]
+
+
 def test_every_format_has_a_writer() -> None:
     """So that none is left out of the tests here."""
     assert set(WRITERS) == set(TOOL_FORMATS)
@@ -225,6 +233,11 @@ TEMPLATES: dict[str, tuple[str | None, str | None, str]] = {
     ),
     "DeepSeek V3.1": ("deepseek-v3.1", "think", "'<｜tool▁calls▁begin｜>' ~ '<｜tool▁sep｜>' ~ '</think>'"),
     "DeepSeek V3.2": ("deepseek-v3.2", "think", "'<｜DSML｜function_calls>' ~ '<｜DSML｜invoke name=' ~ '<think>'"),
+    "DeepSeek V4": (
+        "deepseek-v4",
+        "think",
+        "'<' + '｜DSML｜' + 'tool_calls>' ~ '<' + '｜DSML｜' + 'invoke name=\"' ~ '<think>'",
+    ),
     "Kimi K2": ("kimi-k2", None, "'<|tool_calls_section_begin|><|tool_call_begin|>' + call['id']"),
     "Kimi K2 Thinking": ("kimi-k2", "think", "'<|tool_calls_section_begin|>' ~ '<think>'"),
     "gpt-oss": (
@@ -237,6 +250,7 @@ TEMPLATES: dict[str, tuple[str | None, str | None, str]] = {
     "Gemma 4": ("gemma4", "gemma4", "'<|tool_call>call:' + name ~ '<tool_call|>' ~ '<|channel>thought\n<channel|>'"),
     "FunctionGemma": ("functiongemma", None, "'<start_function_call>call:' ~ '<escape>' ~ '<end_function_call>'"),
     "Granite 3": ("granite", "granite", "'<|start_of_role|>' ~ '<|tool_call|>' ~ 'Here is my thought process:'"),
+    "Granite 3.3": ("granite", "granite-3.3", "'<|tool_call|>' ~ 'between <think></think> and <response></response>'"),
     "Phi-4-mini": ("phi4", None, "'<|tool|>' + tools + '<|/tool|>' ~ '<|tool_call|>' ~ '<|/tool_call|>'"),
     "Command R7B, A": ("command", "command", "'<|START_THINKING|>' ~ '<|START_ACTION|>' ~ '<|START_RESPONSE|>'"),
     "Hunyuan A13B": ("hunyuan", "hunyuan", "'<tool_calls>[' ~ '<think>\n' ~ '<answer>\n'"),
@@ -248,6 +262,10 @@ TEMPLATES: dict[str, tuple[str | None, str | None, str]] = {
     "Llama 4": ("llama4", None, "'<|header_start|>assistant<|header_end|>' ~ '\"parameters\": ' ~ '<|python_start|>'"),
     "Olmo 3": ("olmo3", "think", "'<function_calls>' ~ '</function_calls>' ~ '<think>'"),
     "LFM2": ("lfm2", None, "'<|tool_list_start|>[' ~ '<|tool_call_start|>[' ~ '<|tool_call_end|>'"),
+    "LFM2 8B": ("lfm2", None, "'List of tools: <|tool_list_start|>['"),
+    "Apriel 1.5": ("hunyuan", None, "'<tool_calls>[' ~ ']</tool_calls>' ~ '<tool_call>'"),
+    "MiniMax M3": (None, None, "ns ~ '<tool_call>' ~ ns ~ '<invoke name=\"' ~ '<mm:think>'"),
+    "Functionary 3.1": (None, None, "'<|start_header_id|>' ~ '<function=example>{\"parameters\"}' ~ '<|python_tag|>'"),
     "Gemma 2": (None, None, "'<start_of_turn>model\n'"),
 }
 
@@ -282,6 +300,7 @@ REASONED = {
     "seed-oss": ("seed-oss", "<seed:think>", "</seed:think>\n"),
     "mistral": ("mistral-args", "[THINK]", "[/THINK]"),
     "command": ("command", "<|START_THINKING|>", "<|END_THINKING|>"),
+    "granite-3.3": ("granite", "<think>", "</think>\n\n"),
     "granite": ("granite", "Here's my thought process:\n", "\nHere is my response:\n"),
     "gemma4": ("gemma4", "<|channel>thought\n", "<channel|>"),
     "harmony": ("harmony", "<|channel|>analysis<|message|>", "<|end|>"),
@@ -320,6 +339,13 @@ def test_reasoning_stands_apart_from_calls(name: str) -> None:
             "<think>\nHm\n</think>\n<answer>\nHi\n</answer>",
             [("reasoning", "", "Hm"), ("content", "", "\nHi\n")],
         ),
+        (
+            "granite-3.3",
+            "<think>Hm</think>\n\n<response>Hi</response>",
+            [("reasoning", "", "Hm"), ("content", "", "Hi")],
+        ),
+        ("command", "<|START_TEXT|>Hi<|END_TEXT|>", [("content", "", "Hi")]),
+        ("harmony", " to=nobody says Hi", [("content", "", " to=nobody says Hi")]),
         (
             "harmony",
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary<|message|>First, <|end|>"

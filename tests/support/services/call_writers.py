@@ -134,6 +134,12 @@ def _each(write: Callable[[Call, random.Random], str], between: str = "", before
     return lambda calls, rng: before + between.join(write(call, rng) for call in calls) + after
 
 
+def _hunyuan(calls: Sequence[Call], rng: random.Random) -> str:
+    """A list, as Hunyuan writes it, or lines, as MiniMax M1 does."""
+    lines = _each(_object_of, "\n", "<tool_calls>\n", "\n</tool_calls>")
+    return rng.choice((_listed("<tool_calls>", "</tool_calls>"), lines))(calls, rng)
+
+
 def _command(calls: Sequence[Call], rng: random.Random) -> str:
     objects = [
         _object_of(call, rng, "tool_name", "parameters", f'"tool_call_id": "{i}", ') for i, call in enumerate(calls)
@@ -255,7 +261,7 @@ WRITERS: Mapping[str, Writer] = {
         calls, rng
     ),
     "command": _command,
-    "hunyuan": _listed("<tool_calls>", "</tool_calls>"),
+    "hunyuan": _hunyuan,
     "nemotron": _listed("<TOOLCALL>", "</TOOLCALL>"),
     "mistral": _listed("[TOOL_CALLS]", ""),
     "mistral-args": _each(lambda call, rng: f"[TOOL_CALLS]{call[0]}[ARGS]{_json(call[1], rng)}"),
@@ -268,6 +274,7 @@ WRITERS: Mapping[str, Writer] = {
     "minimax-m2": _each(_MINIMAX, "", "<minimax:tool_call>\n", "</minimax:tool_call>"),
     "seed-oss": _qwen("<seed:tool_call>", "</seed:tool_call>", ""),
     "deepseek-v3.2": _each(_DEEPSEEK_V32, "", f"<{_DSML}function_calls>\n", f"</{_DSML}function_calls>"),
+    "deepseek-v4": _each(_DEEPSEEK_V32, "", f"<{_DSML}tool_calls>\n", f"</{_DSML}tool_calls>"),
     "step3": _each(_STEP3, "", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     "llama4": _each(_python, ", ", "[", "]"),
     "olmo3": _each(_python, "\n", "<function_calls>\n", "\n</function_calls>"),
