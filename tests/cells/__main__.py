@@ -1,14 +1,14 @@
-"""`python -m tests.cells [smg] [envoy] [upgrade]`: routers in front of two cells here; exit status 0 when all checks passed."""
+"""`python -m tests.cells [smg] [envoy] [upgrade] [restarts]`: routers in front of two cells; exit status 0 when all checks passed."""
 
 import argparse
 import platform
 import tempfile
 from pathlib import Path
 
-from tests.cells import envoy_rig, smg_rig, upgrade_rig
+from tests.cells import envoy_rig, restarts_rig, smg_rig, upgrade_rig
 from tests.support.commands import ROOT, Failure, Progress
 
-ROUTERS = ("smg", "envoy", "upgrade")
+ROUTERS = ("smg", "envoy", "upgrade", "restarts")
 
 
 def main() -> int:
@@ -20,7 +20,10 @@ def main() -> int:
         "--from", dest="revision", help="upgrade: default: the latest tag before this commit, else its parent"
     )
     parser.add_argument(
-        "routers", nargs="*", default=ROUTERS, help="smg, envoy, upgrade (Envoy, and what `make wheel` built)"
+        "routers",
+        nargs="*",
+        default=ROUTERS,
+        help="smg, envoy, upgrade (Envoy, and what `make wheel` built), restarts (Envoy; 10 of each service)",
     )
     given = parser.parse_args()
     progress = Progress()
@@ -33,6 +36,8 @@ def main() -> int:
             if "upgrade" in given.routers:
                 [wheel] = (ROOT / "dist").glob(f"quire-*_{platform.machine()}.whl")
                 upgrade_rig.check(wheel, given.old, given.revision, Path(folder), progress)
+            if "restarts" in given.routers:
+                restarts_rig.check(restarts_rig.TIMES, Path(folder), progress)
         except Failure as failure:
             progress.say(f"FAILED: {failure}")
             return 1

@@ -67,11 +67,12 @@ def endpoint(cell: Supervised) -> str:
 
 
 @contextmanager
-def cell_at(host: str) -> Iterator[Supervised]:
+def cell_at(host: str, workers: int = 1) -> Iterator[Supervised]:
     """A cell of this release, which waits for its parts as long as a loaded machine may need."""
     with supervised(
         host=host,
         insecure=True,
+        workers=workers,
         worker_args=OPTIONS["worker"],
         scheduler_args=OPTIONS["scheduler"],
         gateway_args=OPTIONS["gateway"],
@@ -108,7 +109,7 @@ def leave_and_return(rig: Rig, cell: Supervised) -> None:
     time.sleep(PAUSE_S)
     num_deaths = len(cell.deaths)
     cell.kill("gateway", signal.SIGTERM)
-    _wait(lambda: len(cell.deaths) > num_deaths, "the gateway does not end")
+    wait(lambda: len(cell.deaths) > num_deaths, "the gateway does not end")
     rig.picker.want(rig.endpoints)
     rig.picker.wait_ready(endpoint(cell))
 
@@ -118,7 +119,7 @@ def roll(rig: Rig, cell: Supervised) -> None:
     for name in ("worker", "scheduler"):
         num_deaths = len(cell.deaths)
         cell.kill(name, signal.SIGTERM)
-        _wait(lambda number=num_deaths: len(cell.deaths) > number, f"the {name} does not end")  # type: ignore[misc]
+        wait(lambda number=num_deaths: len(cell.deaths) > number, f"the {name} does not end")  # type: ignore[misc]
         time.sleep(INTERVAL_S)
         rig.picker.wait_ready(endpoint(cell))
     leave_and_return(rig, cell)
@@ -132,7 +133,8 @@ def kill(rig: Rig, cell: Supervised) -> None:
     rig.picker.wait_ready(endpoint(cell))
 
 
-def _wait(is_so: Callable[[], bool], otherwise: str) -> None:
+def wait(is_so: Callable[[], bool], otherwise: str) -> None:
+    """Wait for it; Failure after two minutes."""
     deadline = time.monotonic() + 120
     while not is_so():
         if time.monotonic() > deadline:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -30,14 +31,19 @@ def wish(prompt: str, **more: Any) -> dict[str, Any]:
 
 
 class RouterLoad:
-    """Sends requests to `url`. `expected`: the answer by prompt. `ended` counts by kind and outcome, `errors` has texts."""
+    """Sends requests to `url`, `at_once` at a time. `expected`: the answer by prompt.
 
-    def __init__(self, url: str, expected: Mapping[str, str], rng: random.Random) -> None:
+    `ended` counts by kind and outcome, `errors` has texts, `first_s` the seconds from each stream's request to its first text.
+    """
+
+    def __init__(self, url: str, expected: Mapping[str, str], rng: random.Random, *, at_once: int = AT_ONCE) -> None:
         self._expected = expected
         self._rng = rng
         self._client = httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None))
         self.ended: Counter[tuple[str, str]] = Counter()
         self.errors: list[str] = []
+        self.first_s: list[float] = []
+        self._at_once = at_once
 
     async def run(self, count: int) -> None:
         """Send so many."""
@@ -47,7 +53,7 @@ class RouterLoad:
             for kind in kinds:
                 await self._send(kind, self._rng.choice(list(self._expected)))
 
-        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(some() for _ in range(self._at_once)))
 
     async def close(self) -> None:
         """Close its connections."""
@@ -85,7 +91,11 @@ class RouterLoad:
         return dict(answer.json()["choices"][0]["message"])
 
     async def _stream(self, prompt: str) -> bool:
-        texts = [text async for text in self._texts(wish(prompt))]
+        began_s, texts = time.monotonic(), list[str]()
+        async for text in self._texts(wish(prompt)):
+            if text and not any(texts):
+                self.first_s.append(time.monotonic() - began_s)
+            texts.append(text)
         return "".join(texts) == self._expected[prompt]
 
     async def _left(self, prompt: str) -> bool:
