@@ -1,4 +1,4 @@
-"""`python -m tests.cells [smg] [envoy] [upgrade] [restarts]`: routers in front of two cells; exit status 0 when all checks passed."""
+"""`python -m tests.cells [smg] [envoy] [upgrade] [restarts]`: routers in front of two cells; status 0 when all checks passed."""
 
 import argparse
 import platform
