@@ -10,10 +10,9 @@ import pytest
 
 from protos.inference.v1 import inference_pb2 as pb
 from protos.inference.v1 import inference_pb2_grpc
-from quire.local_stack.processes import ServiceProcess
 from tests.support.services.reading import Read
 from tests.support.stack.kill_requests import SCHEMA
-from tests.support.stack.supervised import Readings, Supervised, is_serving
+from tests.support.stack.supervised import Readings, Supervised, gateway_of, is_serving
 
 Record = Callable[[str, object], None]
 AnyRequest = pb.GenerateRequest | pb.ChatRequest
@@ -27,20 +26,8 @@ WEATHER = pb.Tool(
 @pytest.fixture(scope="module")
 def second(killable: Supervised) -> Iterator[str]:
     """Another gateway of the same scheduler: its gRPC door."""
-    options = killable.stack.options
-    ports = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
-    arguments = ("gateway", "--scheduler", killable.stack.scheduler_address, *ports)
-    service = ServiceProcess("gateway-2", arguments, environ=options.environ, on_line=lambda name, line: None)
-    try:
-        deadline = time.monotonic() + 60
-        while not (service.announced and is_serving(service.address)):
-            service.check()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield service.address
-    finally:
-        service.terminate()
-        service.wait(10)
+    with gateway_of(killable.stack.options.environ, killable.stack.scheduler_address) as address:
+        yield address
 
 
 def requests() -> dict[str, AnyRequest]:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from quire import SamplingParams
 from quire.client.messages import Prompt, RequestOptions
 from quire.client.outputs import RequestOutput
 from quire.client.sync_client import Client
+from quire.local_stack.processes import ServiceProcess
 from quire.local_stack.restarts import RestartRules
 from quire.local_stack.stack import LocalStack
 from tests.support.stack.up_process import born, is_running, wait_gone
@@ -181,6 +182,24 @@ def kills(running: Supervised, name: str, count: int, total_tokens: int, seed: i
             running.kill(name)
 
     return kill
+
+
+@contextmanager
+def gateway_of(environ: Mapping[str, str], *schedulers: str) -> Iterator[str]:
+    """One more gateway, of these schedulers: its gRPC door, once it serves."""
+    ports = ("--port", "0", "--http-port", "0", "--admin-port", "0", "--admin-http-port", "0")
+    arguments = ("gateway", *(word for one in schedulers for word in ("--scheduler", one)), *ports)
+    service = ServiceProcess("gateway-2", arguments, environ=environ, on_line=lambda name, line: None)
+    try:
+        deadline = time.monotonic() + 60
+        while not (service.announced and is_serving(service.address)):
+            service.check()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield service.address
+    finally:
+        service.terminate()
+        service.wait(10)
 
 
 def is_serving(address: str) -> bool:
