@@ -32,6 +32,7 @@ from gateway_svc.cell.kv_publisher import KvEndpoints, KvPublisher
 from gateway_svc.cell.load_routes import LoadRoutes
 from gateway_svc.cell.router_headers import FairnessCallers, read_goals
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
+from gateway_svc.engine_calls import EngineCalls, EngineParts
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -45,7 +46,7 @@ from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.scoring.scorers import LabelScorer, Scorer, VectorScorer
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.smg import engine_service
-from gateway_svc.smg.engine_service import EngineParts, VllmEngineService
+from gateway_svc.smg.engine_service import VllmEngineService
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
@@ -179,13 +180,17 @@ class _Gateway:
             self._spans,
             self._metrics,
         )
-        server.add_generic_rpc_handlers((service.handler(), self._engine_service().handler()))
+        engine = VllmEngineService(self._engine_parts()).handler(self._engine_calls(engine_service.SERVICE_NAME))
+        server.add_generic_rpc_handlers((service.handler(), engine))
         self._add_standard_services(server, inference_service.SERVICE_NAME, engine_service.SERVICE_NAME)
         return server
 
-    def _engine_service(self) -> VllmEngineService:
+    def _engine_calls(self, service: str) -> EngineCalls:
+        return EngineCalls(service, self._intake, self._spans, self._metrics)
+
+    def _engine_parts(self) -> EngineParts:
         first = self._cells[0]
-        parts = EngineParts(
+        return EngineParts(
             self._generator,
             self._embedder,
             self._catalog,
@@ -195,7 +200,6 @@ class _Gateway:
             first.link.kv_events,
             self._not_ready_because,
         )
-        return VllmEngineService(parts, self._intake, self._spans, self._metrics)
 
     def _new_kv_publisher(self) -> KvPublisher | None:
         settings = self._settings
