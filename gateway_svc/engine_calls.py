@@ -5,8 +5,9 @@ Methods take raw bytes and parse them inside, as those of InferenceService.
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -30,7 +31,17 @@ UNENDING = frozenset({"SubscribeKvEvents"})
 
 UnaryMethod = Callable[[bytes, Call], Awaitable[Message]]
 StreamingMethod = Callable[[bytes, Call], AsyncIterator[Message]]
+ReadMetadata = Callable[[Sequence[tuple[str, str]], Call], Call]
+"""Takes a call's metadata, with repeated keys, and the call; returns the call as they want it."""
 _Context = grpc.aio.ServicerContext
+
+
+class FailureTold(Exception):
+    """The last message of a stream told its error: the call counts as failed, and its status is OK."""
+
+    def __init__(self, error: QuireError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +68,24 @@ class EngineParts:
 
 
 class EngineCalls:
-    """Makes the handler of one service from its methods: span, count, typed errors, metadata in and out."""
+    """Makes the handler of one service from its methods: span, count, typed errors, metadata in and out.
 
-    def __init__(self, service: str, intake: CallIntake, call_spans: CallSpans, metrics: GatewayMetrics) -> None:
+    `read_metadata`: what the contract has besides the metadata that all calls have.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        intake: CallIntake,
+        call_spans: CallSpans,
+        metrics: GatewayMetrics,
+        read_metadata: ReadMetadata = lambda pairs, call: call,
+    ) -> None:
         self._service = service
         self._intake = intake
         self._spans = call_spans
         self._metrics = metrics
+        self._read_metadata = read_metadata
 
     def handler(
         self, unary: Mapping[str, UnaryMethod], streaming: Mapping[str, StreamingMethod]
@@ -82,7 +104,7 @@ class EngineCalls:
     async def _answer(self, name: str, method: UnaryMethod, raw: bytes, context: _Context) -> Message:
         async with rpc.errors_to_status(context):
             with self._open(name, context) as opened:
-                call = opened.accept(self._intake, context, stream=False)
+                call = self._accept(opened, context, stream=False)
                 async with until_left_unread(call):
                     return await method(raw, call)
         raise AssertionError("an error ends the call")
@@ -90,10 +112,17 @@ class EngineCalls:
     async def _stream(self, name: str, method: StreamingMethod, raw: bytes, context: _Context) -> None:
         async with rpc.errors_to_status(context):
             with self._open(name, context) as opened:
-                call = opened.accept(self._intake, context, stream=True)
+                call = self._accept(opened, context, stream=True)
                 limit = contextlib.nullcontext() if name in UNENDING else until_left_unread(call)
                 async with limit, contextlib.aclosing(method(raw, call)) as messages:
-                    await _write_all(messages, call, context)
+                    try:
+                        await _write_all(messages, call, context)
+                    except FailureTold as told:
+                        opened.fail(told.error)
+
+    def _accept(self, opened: OpenCall, context: _Context, *, stream: bool) -> Call:
+        pairs: Any = context.invocation_metadata() or ()
+        return self._read_metadata(pairs, opened.accept(self._intake, context, stream=stream))
 
     def _open(self, name: str, context: _Context) -> OpenCall:
         return OpenCall(name, self._spans.grpc(f"{self._service}/{name}", metadata_of(context)), self._metrics)
