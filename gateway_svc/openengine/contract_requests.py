@@ -20,9 +20,9 @@ _USE_INSTEAD = "is not supported; send json_schema, regex, choice or json_object
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
-    """What a request wants to know of each token; `hidden_stops`: tokens that are left out where they end an output.
+    """What a request wants to know of tokens: `prompt`, of those of the prompt; `logprobs`, `prompt_logprobs`: their values.
 
-    `stops`: the tokens of its stop conditions.
+    `stops`: the tokens of its stop conditions; `hidden_stops`: those that are left out where they end an output.
     """
 
     logprobs: bool

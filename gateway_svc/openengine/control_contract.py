@@ -87,10 +87,10 @@ class OpenEngineControl:
         asked = parse(pb.GetModelInfoRequest, raw).model
         if not asked:
             raise InvalidArgument.field("model", "is missing; send a name of ServerInfo.supported_models")
-        catalog = self._parts.catalog
-        model = catalog.get(asked)
+        model, first = self._parts.catalog.get(asked), self._view.cells[0].model.current
         call.caller.terms.check_model(model.name)
-        return descriptions.model_info(model, catalog.aliases if model == catalog.get("") else ())
+        is_first = first is not None and model.name == first.name
+        return descriptions.model_info(model, self._parts.catalog.aliases if is_first else ())
 
     async def get_load(self, raw: bytes, call: Call) -> Message:
         """The cell's load. Raises Unavailable without a scheduler."""

@@ -41,7 +41,7 @@ def server_info(
         schema_release=SCHEMA_RELEASE,
         capacity=pb.DeploymentCapacity(
             kv_block_size=limits.block_size if limits else None,
-            total_kv_blocks=reading.load.gpu.total if reading else None,
+            total_kv_blocks=_blocks(reading)[1] if reading else None,
             max_running_requests=reading.load.max_running if reading else None,
         ),
     )
@@ -83,8 +83,7 @@ def _generation_capabilities() -> pb.GenerationCapabilities:
 
 def load_info(instance_id: str, reading: CellReading, *, per_rank: bool) -> pb.LoadInfo:
     """The cell's load, as at /v1/loads."""
-    pool = reading.load.gpu
-    used, total = pool.total - pool.free, pool.total
+    used, total = _blocks(reading)
     rank = pb.RankLoadInfo(
         data_parallel_rank=0,
         running_requests=reading.num_running,
@@ -102,6 +101,12 @@ def load_info(instance_id: str, reading: CellReading, *, per_rank: bool) -> pb.L
         waiting_tokens=reading.load.num_waiting_tokens,
         ranks=[rank] if per_rank else [],
     )
+
+
+def _blocks(reading: CellReading) -> tuple[int | None, int | None]:
+    """KV blocks that running requests hold, and all; None before a worker has told its number."""
+    pool = reading.load.gpu
+    return (pool.total - pool.free, pool.total) if reading.load.HasField("gpu") else (None, None)
 
 
 def lora_adapters(known: Iterable[admin_pb2.Adapter], *, with_paths: bool) -> list[pb.LoraAdapter]:

@@ -13,6 +13,7 @@ from svc_common.clipping import clip
 from svc_common.errors import InvalidArgument
 
 PREFIX = "openengine-"
+ROUTING_KEY = "openengine-routing-key"
 PRIORITY = "openengine-priority"
 TARGET_DP_RANK = "openengine-target-dp-rank"
 INT32 = range(-(2**31), 2**31)
@@ -24,9 +25,11 @@ _NUMBER = re.compile(r"-?\d{1,10}", re.ASCII)
 def with_routing(pairs: Sequence[tuple[str, str]], call: Call) -> Call:
     """`call` with the priority in its metadata, unless a trusted router has set one.
 
-    Raises InvalidArgument for a repeated key, a malformed number, and a rank other than 0.
+    Raises InvalidArgument for a repeated key, an empty routing key, a malformed number, and a rank other than 0.
     """
     values = _single_values(pairs)
+    if values.get(ROUTING_KEY) == "":
+        raise InvalidArgument.field(ROUTING_KEY, "is empty; leave it out for none")
     rank, priority = _number(values, TARGET_DP_RANK, UINT32), _number(values, PRIORITY, INT32)
     if rank:
         raise InvalidArgument.field(TARGET_DP_RANK, f"is {rank}; a cell is one rank, 0")

@@ -268,6 +268,7 @@ def test_priority_keeps_its_direction() -> None:
         [(PRIORITY, "2147483648")],
         [(PRIORITY, "1"), (PRIORITY, "1")],
         [(TARGET_DP_RANK, "1")],
+        [("openengine-routing-key", "")],
         [(TARGET_DP_RANK, "-1")],
         [("openengine-routing-key", "a"), ("openengine-routing-key", "a")],
     ],
