@@ -203,7 +203,7 @@ class _Gateway:
             self._cells,
             lambda: self._stopping,
             lambda: self._spans.grpc_at or (self._settings.host, 0),
-            lambda: self._kv_publisher and self._kv_publisher.at,
+            lambda: None if self._kv_publisher is None else self._kv_publisher.at,
         )
         parts = self._engine_parts()
         routed = self._engine_calls(inference_contract.SERVICE_NAME, with_routing)
