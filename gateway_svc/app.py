@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -32,6 +33,7 @@ from gateway_svc.cell.kv_publisher import KvEndpoints, KvPublisher
 from gateway_svc.cell.load_routes import LoadRoutes
 from gateway_svc.cell.router_headers import FairnessCallers, read_goals
 from gateway_svc.chat.tool_calls.format_choice import FormatChoice
+from gateway_svc.engine_calls import EngineCalls, EngineParts, ReadMetadata
 from gateway_svc.generating.embedder import Embedder
 from gateway_svc.generating.generator import Generator
 from gateway_svc.generating.model_catalog import ModelCatalog
@@ -43,9 +45,13 @@ from gateway_svc.lab.guard import LabGuard
 from gateway_svc.lab.live import LiveLabSource
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.openai.scoring.scorers import LabelScorer, Scorer, VectorScorer
+from gateway_svc.openengine import control_contract, inference_contract
+from gateway_svc.openengine.control_contract import GatewayView, OpenEngineControl
+from gateway_svc.openengine.inference_contract import OpenEngineInference
+from gateway_svc.openengine.routing_metadata import with_routing
 from gateway_svc.settings import GatewaySettings
 from gateway_svc.smg import engine_service
-from gateway_svc.smg.engine_service import EngineParts, VllmEngineService
+from gateway_svc.smg.engine_service import VllmEngineService
 from gateway_svc.spans import CallSpans
 from svc_common.errors import ConfigError, QuireError
 from svc_common.net import rpc
@@ -65,7 +71,8 @@ DRAIN_POLL_S = 0.02
 OnReady = Callable[[str, str, str, str], None]
 
 _HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_HEALTH_NAMES = (inference_service.SERVICE_NAME, admin_relay.SERVICE_NAME, engine_service.SERVICE_NAME)
+_PUBLIC_NAMES = (inference_service.SERVICE_NAME, engine_service.SERVICE_NAME)
+_OPENENGINE_NAMES = (inference_contract.SERVICE_NAME, control_contract.SERVICE_NAME)
 
 
 async def serve(settings: GatewaySettings, *, on_ready: OnReady, stop: asyncio.Event | None = None) -> None:
@@ -179,13 +186,38 @@ class _Gateway:
             self._spans,
             self._metrics,
         )
-        server.add_generic_rpc_handlers((service.handler(), self._engine_service().handler()))
-        self._add_standard_services(server, inference_service.SERVICE_NAME, engine_service.SERVICE_NAME)
+        engine = VllmEngineService(self._engine_parts()).handler(self._engine_calls(engine_service.SERVICE_NAME))
+        server.add_generic_rpc_handlers((service.handler(), engine, *self._openengine_handlers()))
+        self._add_standard_services(server, *self._public_names)
         return server
 
-    def _engine_service(self) -> VllmEngineService:
+    @property
+    def _public_names(self) -> tuple[str, ...]:
+        """Services of the clients' listener."""
+        return (*_PUBLIC_NAMES, *_OPENENGINE_NAMES) if self._settings.openengine else _PUBLIC_NAMES
+
+    def _openengine_handlers(self) -> list[grpc.GenericRpcHandler]:
+        if not self._settings.openengine:
+            return []
+        view = GatewayView(
+            self._cells,
+            lambda: self._stopping,
+            lambda: self._spans.grpc_at or (self._settings.host, 0),
+            lambda: None if self._kv_publisher is None else self._kv_publisher.at,
+        )
+        parts = self._engine_parts()
+        routed = self._engine_calls(inference_contract.SERVICE_NAME, with_routing)
+        return [
+            OpenEngineInference(parts).handler(routed),
+            OpenEngineControl(parts, view).handler(self._engine_calls(control_contract.SERVICE_NAME)),
+        ]
+
+    def _engine_calls(self, service: str, *read_metadata: ReadMetadata) -> EngineCalls:
+        return EngineCalls(service, self._intake, self._spans, self._metrics, *read_metadata)
+
+    def _engine_parts(self) -> EngineParts:
         first = self._cells[0]
-        parts = EngineParts(
+        return EngineParts(
             self._generator,
             self._embedder,
             self._catalog,
@@ -195,7 +227,6 @@ class _Gateway:
             first.link.kv_events,
             self._not_ready_because,
         )
-        return VllmEngineService(parts, self._intake, self._spans, self._metrics)
 
     def _new_kv_publisher(self) -> KvPublisher | None:
         settings = self._settings
@@ -249,7 +280,7 @@ class _Gateway:
         served = self._catalog.served
         away = [cell.model for cell in self._cells if cell.not_ready_because]
         absent = {model.name for model in served if model.cell in away}
-        names = {"", *_HEALTH_NAMES, *(model.name for model in served)}
+        names = {"", *self._public_names, admin_relay.SERVICE_NAME, *(model.name for model in served)}
         await self._health.set(names, serving=serving, absent=absent)
 
     # --- start and stop ----------------------------------------------------------------------------------------------

@@ -24,13 +24,14 @@ class OpenCall:
     Errors get the request id in their metadata.
     """
 
-    __slots__ = ("_metrics", "_name", "_request_id", "_span")
+    __slots__ = ("_metrics", "_name", "_request_id", "_span", "_told")
 
     def __init__(self, name: str, span: Span, metrics: GatewayMetrics) -> None:
         self._name = name
         self._span = span
         self._metrics = metrics
         self._request_id = ""
+        self._told: QuireError | None = None
 
     def accept(self, intake: CallIntake, context: _Context, *, stream: bool) -> Call:
         """Take the call in and put its request id on the span."""
@@ -38,6 +39,10 @@ class OpenCall:
         self._request_id = call.request_id
         spans.set_request_id(self._span, call.request_id)
         return call
+
+    def fail(self, error: QuireError) -> None:
+        """Count the call as failed with an error that its answer told."""
+        self._told = error
 
     def __enter__(self) -> Self:
         return self
@@ -48,10 +53,11 @@ class OpenCall:
         known = rpc.hide(error) if isinstance(error, Exception) and not isinstance(error, QuireError) else error
         if isinstance(known, QuireError) and self._request_id:
             known.metadata.setdefault("request_id", self._request_id)
-        if known is not None:
-            spans.set_error(self._span, known)
+        failure = known or self._told
+        if failure is not None:
+            spans.set_error(self._span, failure)
         self._span.end()
-        self._metrics.call_ended("grpc", self._name, known)
+        self._metrics.call_ended("grpc", self._name, failure)
         if known is not error:
             assert known is not None
             raise known from error

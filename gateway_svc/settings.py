@@ -151,6 +151,8 @@ class GatewaySettings(BaseModel):
     """ZeroMQ endpoint at which subscribers ask for batches that they missed, as tcp://*:5558. Default: none."""
     kv_events_topic: str = ""
     """Topic of the KV events; llm-d expects kv@POD-IP:PORT@MODEL."""
+    openengine: bool = False
+    """Serve the contract openengine.v1 on the gRPC port, at the revision of docs/routers.md; experimental."""
     reflection: bool = True
     """Offer gRPC server reflection."""
     trace_content: bool = False

@@ -177,6 +177,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "STREAM_CLOSED",
         "STREAM_REPLACED",
     ),
+    "UNIMPLEMENTED": ("ADAPTERS_BY_OPERATORS",),
     "INTERNAL": (
         "BAD_FINISH",
         "BUNDLE_DIGEST",

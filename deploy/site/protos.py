@@ -13,6 +13,7 @@ _TITLES = {
     "worker": "worker.proto: scheduler and worker",
     "smg_common": "smg_common.proto: what routers' contracts share",
     "vllm_engine": "vllm_engine.proto: the contract of SGLang Model Gateway",
+    "openengine": "openengine.proto: the contract of OpenEngine",
 }
 
 

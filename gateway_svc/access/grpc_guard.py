@@ -15,7 +15,13 @@ REFLECTION = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha
 Check = Callable[[Caller, str], None]
 """Takes the caller and the method's path; raises if the caller may not call the method."""
 
-FREE = frozenset({"/quire.inference.v1.InferenceService/Cancel", "/vllm.grpc.engine.VllmEngine/Abort"})
+FREE = frozenset(
+    {
+        "/quire.inference.v1.InferenceService/Cancel",
+        "/vllm.grpc.engine.VllmEngine/Abort",
+        "/openengine.v1.Control/Abort",
+    }
+)
 """Not counted: a caller over its quota must be able to cancel its running requests."""
 
 

@@ -26,7 +26,7 @@ class KvBatches:
         events = [] if self._snapshot is None else [pb.KvCacheEvent(cleared=pb.KvCacheCleared())]
         if change.removed:
             events.append(pb.KvCacheEvent(removed=pb.KvBlocksRemoved(block_hashes=change.removed)))
-        events += map(_stored, _runs(change.stored))
+        events += map(_stored, runs(change.stored))
         if self._snapshot is not None:
             self._snapshot.blocks = len(change.stored)
         batch = pb.KvEventBatch(
@@ -45,9 +45,9 @@ def vllm_events(change: engine_pb2.SubscribeKvEventsResponse) -> list[list[Any]]
     events: list[list[Any]] = []
     if change.removed:
         events.append(["BlockRemoved", list(map(_unsigned, change.removed)), _MEDIUM])
-    for run in _runs(block for block in change.stored if not block.lora_id):
+    for run in runs(block for block in change.stored if not block.lora_id):
         tokens = [token for block in run for token in block.token_ids]
-        parent = _parent_of(run[0])
+        parent = parent_of(run[0])
         hashes = [_unsigned(block.block_hash) for block in run]
         before = None if parent is None else _unsigned(parent)
         events.append(["BlockStored", hashes, before, tokens, len(run[0].token_ids), None, _MEDIUM])
@@ -59,7 +59,7 @@ def _unsigned(short: int) -> int:
 
 
 def _stored(run: Sequence[engine_pb2.StoredBlock]) -> pb.KvCacheEvent:
-    stored = pb.KvBlocksStored(parent_block_hash=_parent_of(run[0]), blocks=map(_block, run))
+    stored = pb.KvBlocksStored(parent_block_hash=parent_of(run[0]), blocks=map(_block, run))
     return pb.KvCacheEvent(stored=stored)
 
 
@@ -70,16 +70,16 @@ def _block(block: engine_pb2.StoredBlock) -> pb.KvBlock:
     )
 
 
-def _parent_of(block: engine_pb2.StoredBlock) -> int | None:
+def parent_of(block: engine_pb2.StoredBlock) -> int | None:
     """Hash of the block before it; None for the first of a sequence."""
     return block.parent_hash if block.HasField("parent_hash") else None
 
 
-def _runs(blocks: Iterable[engine_pb2.StoredBlock]) -> Iterator[list[engine_pb2.StoredBlock]]:
+def runs(blocks: Iterable[engine_pb2.StoredBlock]) -> Iterator[list[engine_pb2.StoredBlock]]:
     """Split blocks into runs in which each follows the one before."""
     run: list[engine_pb2.StoredBlock] = []
     for block in blocks:
-        if run and _parent_of(block) != run[-1].block_hash:
+        if run and parent_of(block) != run[-1].block_hash:
             yield run
             run = []
         run.append(block)

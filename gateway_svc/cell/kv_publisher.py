@@ -78,6 +78,11 @@ class KvPublisher:
         batches, replay = ("" if each is None else each.getsockopt_string(zmq.LAST_ENDPOINT) for each in sockets)
         return batches, replay
 
+    @property
+    def at(self) -> KvEndpoints:
+        """The same with the topic."""
+        return KvEndpoints(*self.endpoints, self._topic.decode())
+
     async def run(self) -> None:
         """Publish until cancelled."""
         parts = [asyncio.create_task(part) for part in (self._follow(), self._welcome(), self._replay())]

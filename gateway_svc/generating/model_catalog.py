@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gateway_svc.calls import Call
 from gateway_svc.generating.cell_model import CellModel, ServedModel, model_not_found
+from gateway_svc.requests.engine_request import EngineRequest
 from svc_common.errors import QuireError
 
 
@@ -77,3 +78,21 @@ class ModelCatalog:
         holding = [link for link in links if link.requests.find(tenant, request_id) is not None]
         for link in holding or links:
             link.cancel(tenant, request_id, error)
+
+    def running(self, tenant: str, request_id: str) -> EngineRequest | None:
+        """Return the live request of this public id at this gateway, if any."""
+        found = (cell.link.requests.find(tenant, request_id) for cell in self._cells)
+        return next((request for request in found if request is not None), None)
+
+    def cancel_all(self, tenant: str, error: QuireError) -> int:
+        """Cancel all requests of a tenant at this gateway; returns how many were running."""
+        links = [cell.link for cell in self._cells]
+        ids = [
+            each.request_id
+            for link in links
+            for each in link.requests
+            if each.submit.tenant == tenant and not each.is_over
+        ]
+        for request_id in ids:
+            self.cancel(tenant, request_id, error)
+        return len(ids)

@@ -10,7 +10,7 @@ parsers = options_of(
         "Scores": ("score_template", "score_tokens", "enable_tokenizer_info_endpoint"),
         "Routers": (
             *("metrics_names", "router_headers", "objectives"),
-            *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
+            *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic", "openengine"),
         ),
     },
 )

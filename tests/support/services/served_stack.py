@@ -48,7 +48,7 @@ async def _serve() -> None:
     async with (
         worker(**WORKER) as (worker_address,),
         scheduler(worker_address, integrity_check_every=0) as (address, _),
-        gateway(address) as running,
+        gateway(address, openengine=True) as running,
     ):
         first = pb.GenerateRequest(text="a", stop=pb.StopConditions(max_tokens=1))
         await running.stub.Generate(first, timeout=START_S)
