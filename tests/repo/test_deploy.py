@@ -1,10 +1,12 @@
 """Containers start the same services as `quire up`: right by construction, as far as files can show."""
 
+import fnmatch
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +236,34 @@ def test_only_the_worker_gets_torch(service: str, torch: bool) -> None:
 def _normalised(name: str) -> str:
     """PEP 503: pip writes `prometheus_client` for what asks for `prometheus-client`."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_images_can_build_what_wheels_carry() -> None:
+    """.dockerignore keeps nothing of it out, neither where a link leads, such as to the built-in model."""
+    patterns = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    links = [path for path in (ROOT / "quire").iterdir() if path.is_symlink()]
+    carried = [file.resolve().relative_to(ROOT) for link in links for file in (link, *link.iterdir())]
+    packages = (
+        *("quire", "quire_tools", "gateway_svc", "scheduler_svc", "worker_svc", "svc_common", "block_manager"),
+        "protos",
+    )
+    carried += [path.relative_to(ROOT) for name in packages for path in (ROOT / name).rglob("*.py")]
+    assert any(path.parts[0] == "models" for path in carried)
+    assert [str(path) for path in carried if is_ignored(path, patterns)] == []
+    assert is_ignored(Path("models/large/model.safetensors"), patterns)
+
+
+def is_ignored(path: Path, patterns: Sequence[str]) -> bool:
+    """As Docker reads .dockerignore: the last pattern that fits the path or a folder above it decides."""
+    ignored = False
+    for pattern in patterns:
+        if pattern and not pattern.startswith("#"):
+            wanted = pattern.removeprefix("!").removeprefix("**/")
+            places = [path, *path.parents]
+            names = [place.name if "**/" in pattern else str(place) for place in places]
+            if any(fnmatch.fnmatch(name, wanted) and name.count("/") == wanted.count("/") for name in names):
+                ignored = not pattern.startswith("!")
+    return ignored
 
 
 def test_constraints_lie_within_the_supported_ranges() -> None:
