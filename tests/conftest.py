@@ -61,5 +61,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if sizes:
         terminalreporter.section("sizes")
-        for size in sorted(sizes):
+        for size in sorted(map(str, sizes)):
             terminalreporter.write_line(size)
