@@ -38,7 +38,7 @@ def test_kills_change_no_token(name: str, tmp_path: Path, record_property: Calla
         policy_set=("restraint=null", "preemption_mode=swap"),
         max_num_batched_tokens=64,
         worker_args=tight_stacks.tight(path),
-        scheduler_args=("--max-num-seqs", "16", "--no-worker-timeout-s", "300"),
+        scheduler_args=("--max-num-seqs", "16", "--no-worker-timeout-s", "300", "--max-worker-losses", "50"),
     ) as running:
         address, cases = running.stack.grpc_address, tight_stacks.cases()
         expected = tight_stacks.expected(address, path, cases)

@@ -45,7 +45,15 @@ def stages(killer: Killer, request: pytest.FixtureRequest) -> Iterator[Supervise
         policy_set=("restraint=null", "preemption_mode=swap"),
         max_num_batched_tokens=64,
         worker_args=WORKER,
-        scheduler_args=("--max-num-seqs", "16", "--overlap", "--no-worker-timeout-s", "300"),
+        scheduler_args=(
+            "--max-num-seqs",
+            "16",
+            "--overlap",
+            "--no-worker-timeout-s",
+            "300",
+            "--max-worker-losses",
+            "50",
+        ),
     ) as running:
         yield running
 

@@ -31,7 +31,7 @@ def two_ranks(killer: Killer, **options: object) -> Iterator[Supervised]:
             *("--dtype", "float32", "--max-model-len", "384", "--swap-space", "16MiB"),
             *("--num-gpu-blocks-override", "32", "--rank-timeout-s", "2"),
         ),
-        scheduler_args=("--max-num-seqs", "16", "--no-worker-timeout-s", "300"),
+        scheduler_args=("--max-num-seqs", "16", "--no-worker-timeout-s", "300", "--max-worker-losses", "50"),
         **options,
     ) as running:
         yield running
