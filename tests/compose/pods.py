@@ -25,6 +25,8 @@ from tests.support.debian import program
 Manifest = Mapping[str, Any]
 NETWORK, SUBNET = "quire-pods", "172.30.0.0/24"
 MODEL = ROOT / "models" / "tiny"
+FAILURES = 3
+"""Probes in a row that must fail before a kubelet heeds them, where a manifest does not say."""
 _UNITS = {"Mi": "m", "Gi": "g"}
 _VARIABLE = re.compile(r"\$\((\w+)\)")
 
@@ -160,19 +162,23 @@ class Cell:
             docker("exec", pod.container, *hook["exec"]["command"])
 
     def _keep_probing(self, pod: Pod) -> None:
-        starting, alive = pod.spec["startupProbe"], pod.spec["livenessProbe"]
-        num_failed, last_live_s = 0, time.monotonic()
         while not pod.probe("startupProbe"):
-            if self._over.wait(starting["periodSeconds"]) or pod.is_ending:
+            if self._over.wait(pod.spec["startupProbe"]["periodSeconds"]) or pod.is_ending:
                 return
-        while not (self._over.wait(1) or pod.is_ending):
-            pod.is_ready = pod.probe("readinessProbe")
-            if time.monotonic() - last_live_s < alive["periodSeconds"]:
-                continue
-            last_live_s = time.monotonic()
-            num_failed = 0 if pod.probe("livenessProbe") else num_failed + 1
-            if num_failed >= alive.get("failureThreshold", 3):
-                pod.faults.append(f"{num_failed} liveness probes failed")
+        kinds = ("readinessProbe", "livenessProbe")
+        num_failed, due_s = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, time.monotonic())
+        while not (self._over.wait(0.1) or pod.is_ending):
+            for kind in (one for one in kinds if time.monotonic() >= due_s[one]):
+                due_s[kind] = time.monotonic() + pod.spec[kind]["periodSeconds"]
+                num_failed[kind] = 0 if pod.probe(kind) else num_failed[kind] + 1
+                self._heed(pod, kind, num_failed[kind])
+
+    def _heed(self, pod: Pod, kind: str, num_failed: int) -> None:
+        has_failed = num_failed >= pod.spec[kind].get("failureThreshold", FAILURES)
+        if kind == "livenessProbe" and has_failed:
+            pod.faults.append(f"{num_failed} liveness probes failed")
+        elif kind == "readinessProbe" and (has_failed or not num_failed):
+            pod.is_ready = not num_failed
 
     def _services(self, labels: Manifest) -> Iterator[str]:
         for manifest in self._manifests:
