@@ -22,7 +22,7 @@ SERVICES: Mapping[str, Sequence[MetricSpec]] = {
     "Worker": worker.METRICS,
 }
 _WHERE: Mapping[str, str] = {
-    "Gateway": "`/metrics` at the HTTP door (8000), no key needed, and at the operators' one (`--admin-http-port`, 8001).",
+    "Gateway": "`/metrics` at the HTTP port (8000), no key needed, and at the admin HTTP port (`--admin-http-port`, 8001).",
     "Scheduler": "`/metrics` on `--metrics-port`, 8002.",
     "Worker": "`/metrics` on `--metrics-port`, 8003.",
 }
@@ -108,7 +108,7 @@ def _entry(spec: MetricSpec) -> Iterator[str]:
     for label, values in spec.labels.items():
         yield f"| label `{label}` | {_cell(values)} |"
     if spec.kind is Kind.HISTOGRAM:
-        yield f"| buckets up to | {', '.join(f'{bound:g}' for bound in spec.buckets)} |"
+        yield f"| buckets up to | {', '.join(f'{bound:.10g}' for bound in spec.buckets)} |"
     yield f"| counts | {_cell(spec.formula)} |"
     yield f"| serves | {_cell(spec.serves)} |"
     yield f"\n```promql\n{spec.query}\n```\n"

@@ -1,5 +1,6 @@
 """The page of every command of `quire`, made from the commands themselves."""
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ line](../cli.md) teaches the most used ones. Options of `quire up` and `quire se
 [configuration](../configuration.md).
 """
 _ON_THEIR_OWN_PAGE = ("quire up", "quire serve")
+_BOLD = re.compile(r"\[bold\](.*?)\[/bold\]")
 
 
 def commands_page() -> str:
@@ -49,6 +51,7 @@ def _section(command: Any, name: str) -> Iterator[str]:
 def _help(text: str) -> Iterator[str]:
     """Paragraphs of a help text; examples are blocks of code."""
     for paragraph in text.replace("\b", "").strip().split("\n\n"):
-        is_example = "[bold]" in paragraph or paragraph.startswith("  ")
-        lines = plain(textwrap.dedent(paragraph.strip("\n")))
+        is_example = paragraph.startswith(("[bold]", "  "))
+        marked = paragraph if is_example else _BOLD.sub(r"`\1`", paragraph)
+        lines = plain(textwrap.dedent(marked.strip("\n")))
         yield f"```text\n{lines}\n```\n" if is_example else f"{lines}\n"

@@ -27,6 +27,7 @@ ELSEWHERE = {
 _IMAGES = {".png", ".svg", ".jpg"}
 _FENCE = re.compile(r"^(?:```|~~~)")
 _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^)\s]+)\)")
+_CODE = re.compile(r"`[^`]+`")
 _LIST_ITEM = re.compile(r"(?:[-*+]|\d+\.) ")
 
 
@@ -54,14 +55,15 @@ class Pages:
         target.write_text(markdown, encoding="utf-8")
 
     def adapted(self, name: str, markdown: str) -> str:
-        """The document's text with links that fit the site, and lists as Python-Markdown reads them."""
+        """The document's text with links that fit the site, and lists and tables as Python-Markdown reads them."""
         lines, fenced, before = list[str](), False, ""
         for line in markdown.splitlines():
             if _FENCE.match(line.lstrip()):
                 fenced = not fenced
             elif not fenced and _LIST_ITEM.match(line) and before.strip() and not _continues_list(before):
                 lines.append("")  # a list begins after an empty line
-            lines.append(line)
+            is_row = not fenced and line.startswith("|")
+            lines.append(_CODE.sub(_unescaped, line) if is_row else line)
             before = line
         parts = re.split(r"(^(?:```|~~~).*?^(?:```|~~~)$)", "\n".join(lines), flags=re.M | re.S)
         parts[::2] = [self._linked(name, part) for part in parts[::2]]
@@ -106,6 +108,11 @@ def page_of(name: str) -> str:
         return ELSEWHERE[name]
     place = name.removeprefix("docs/")
     return place.replace("README.md", "index.md") if place.endswith("/README.md") else place
+
+
+def _unescaped(code: re.Match[str]) -> str:
+    """Code of a table's row without escapes: forges need them before pipes, Python-Markdown shows them."""
+    return code[0].replace(r"\|", "|")
 
 
 def _continues_list(line: str) -> bool:

@@ -56,4 +56,6 @@ def _prose(lines: object) -> str:
     """Comment lines as Markdown paragraphs."""
     assert not isinstance(lines, str)
     text = "\n".join(line.removeprefix(_COMMENT).strip() for line in lines)  # type: ignore[attr-defined]
-    return re.sub(r"([<_*])", r"\\\1", text)
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([<_*])", r"\\\1", part) for part in parts[::2]]  # code is not escaped
+    return "".join(parts)
