@@ -21,6 +21,8 @@ from tests.traces.step_index import StepIndex
 _STEP_S = 0.002
 POLICIES = {"quire": ["restraint=null", "preemption_mode=recompute"], "vllm-v0": ["preemption_mode=swap"]}
 NUM_AT_ONCE = 24
+MOST_ROUNDS = 5
+"""Of the same requests under one policy, until one is preempted: where clients are slow, few requests run at the same time."""
 _WORKER = {"max_model_len": 512, "num_gpu_blocks": 33, "num_cpu_blocks": 400, "step_base_s": _STEP_S, "time_scale": 1.0}
 _BUDGET = {"quire": 64, "vllm-v0": 512}
 
@@ -138,13 +140,17 @@ def _all(run: Run, count: int, otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPat
     """Under both policies, half of them each."""
     seen, num_spans = Counter[str](), 0
     for policy in POLICIES:
-        wanted = asks(count // len(POLICIES))
-        with exporting(otlp, monkeypatch):
-            ran = run(policy, wanted, tenants_file(folder))
-        assert ran[0]["served"] > 0.4 * len(wanted)
-        seen += _check(wanted, ran, otlp)
-        num_spans += len(otlp)
-        otlp.clear()
+        wanted, found = asks(count // len(POLICIES)), Counter[str]()
+        for _ in range(MOST_ROUNDS):
+            with exporting(otlp, monkeypatch):
+                ran = run(policy, wanted, tenants_file(folder))
+            assert ran[0]["served"] > 0.4 * len(wanted)
+            found += _check(wanted, ran, otlp)
+            num_spans += len(otlp)
+            otlp.clear()
+            if found["preempted"]:
+                break
+        seen += found
     for kind in ("chunked", "preempted", "swapped", "cancelled: left", "invalid: INVALID_FIELD", "quota: TENANT_QUOTA"):
         assert seen[kind], (kind, seen)
     assert seen["preempted"] > seen["swapped"] and any(kind.startswith("waits_too_long: ") for kind in seen)
