@@ -38,8 +38,9 @@ ELSEWHERE = (
     "tests/support/routers/picker.py",
     "benchmarks/compare/offline/",
     "benchmarks/perplexity/with_compressed_tensors.py",
+    "deploy/site/markup.py",
 )
-"""Programs that run in environments of their own."""
+"""Programs that run in environments of their own, and what the site's builder loads (the extra `docs`)."""
 
 PRIVATE_PARTS = {
     "tokenizers": ("gateway_svc/text/text_model.py", "._resize_cache("),

@@ -79,6 +79,17 @@ def test_links_fit_the_site(tmp_path: Path) -> None:
     code = "```sh\n[x](../quire/)\n- y\n```\n"
     assert adapted("docs/a.md", code) == code
     assert adapted("docs/a.md", "text:\n- one\n- two\n") == "text:\n\n- one\n- two\n"
+    assert adapted("docs/a.md", "| `a\\|b` | c\\|d |") == "| `a|b` | c\\|d |\n"
+
+
+def test_names_and_tables_of_options_are_marked() -> None:
+    """By deploy/site/markup.py, for quire.css: short names with hyphens; four columns with names in the first."""
+    markdown = pytest.importorskip("markdown", reason="make site")
+    page = markdown.Markdown(extensions=["deploy.site.markup", "tables"])
+    assert page.convert("`--a-b` `a_b`") == '<p><code class="name">--a-b</code> <code>a_b</code></p>'
+    options = "| option | kind | default | meaning |\n|---|---|---|---|\n| `--a` | text | `b` | c |\n"
+    assert "<table data-options" in page.convert(options)
+    assert "<table>" in page.convert(options + "| no code | | | |\n")
 
 
 def test_reference_is_whole(staged: Path) -> None:
