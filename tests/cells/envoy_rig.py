@@ -1,4 +1,4 @@
-"""Envoy with an endpoint picker in front of two cells with own addresses, which are drained, rolled and killed under load."""
+"""Envoy with an endpoint picker in front of two cells in network namespaces, which are drained, rolled and killed under load."""
 
 import asyncio
 import random
@@ -15,10 +15,11 @@ from quire.client.sync_client import Client
 from tests.cells.load import AT_ONCE, RouterLoad
 from tests.cells.smg_rig import counters, expected
 from tests.support.commands import Failure, Progress
+from tests.support.network_hosts import NetworkHost, network_hosts
 from tests.support.routers.inference_gateway import INTERVAL_S, PickerProcess, envoy, picker
 from tests.support.stack.supervised import Supervised, supervised
 
-HOSTS = ("127.0.0.2", "127.0.0.3")
+NUM_CELLS = 2
 OPTIONS = {
     "worker": ("--dtype", "float32"),
     "scheduler": ("--no-worker-timeout-s", "300", "--frontend-grace-s", "60"),
@@ -67,16 +68,20 @@ def endpoint(cell: Supervised) -> str:
 
 
 @contextmanager
-def cell_at(host: str, workers: int = 1) -> Iterator[Supervised]:
+def cell_on(host: NetworkHost, workers: int = 1) -> Iterator[Supervised]:
     """A cell of this release, which waits for its parts as long as a loaded machine may need."""
-    with supervised(
-        host=host,
-        insecure=True,
-        workers=workers,
-        worker_args=OPTIONS["worker"],
-        scheduler_args=OPTIONS["scheduler"],
-        gateway_args=OPTIONS["gateway"],
-    ) as cell:
+    with ExitStack() as held:
+        with host.entered():
+            cell = held.enter_context(
+                supervised(
+                    host=host.address,
+                    insecure=True,
+                    workers=workers,
+                    worker_args=OPTIONS["worker"],
+                    scheduler_args=OPTIONS["scheduler"],
+                    gateway_args=OPTIONS["gateway"],
+                )
+            )
         yield cell
 
 
@@ -93,11 +98,11 @@ def behind_envoy(home: Path, cells: list[Supervised], others: Sequence[str] = ()
 
 
 @contextmanager
-def rig(home: Path) -> Iterator[Rig]:
-    """Two cells."""
+def cells_on_hosts(workers: int = 1) -> Iterator[list[Supervised]]:
+    """NUM_CELLS cells."""
     with ExitStack() as held:
-        cells = [held.enter_context(cell_at(host)) for host in HOSTS]
-        yield held.enter_context(behind_envoy(home, cells))
+        hosts = held.enter_context(network_hosts(NUM_CELLS))
+        yield [held.enter_context(cell_on(host, workers)) for host in hosts]
 
 
 # --- what befalls a cell -----------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ def lost(rig: Rig, count: int) -> str:
 
 def check(count: int, home: Path, progress: Progress) -> None:
     """The whole of it; `count` requests where nothing befalls a cell."""
-    with rig(home) as running:
+    with cells_on_hosts() as cells, behind_envoy(home, cells) as running:
         progress.say(spread(running, count))
         progress.say(seen(running))
         for befall in (leave_and_return, roll):

@@ -5,13 +5,12 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from quire.operators.admin import AdminClient
-from tests.cells.envoy_rig import HOSTS, Rig, behind_envoy, cell_at, endpoint, leave_and_return, wait
+from tests.cells.envoy_rig import Rig, behind_envoy, cells_on_hosts, endpoint, leave_and_return, wait
 from tests.cells.load import RouterLoad
 from tests.support.commands import Failure, Progress
 from tests.support.stack.supervised import Supervised, is_serving
@@ -67,9 +66,7 @@ def measure(rig: Rig, meanwhile: Callable[[], None]) -> tuple[RouterLoad, dict[s
 
 def check(times: int, home: Path, progress: Progress) -> None:
     """Nothing, then each service `times` times. Failure where a request failed; figures go to benchmarks/results."""
-    with ExitStack() as held:
-        cells = [held.enter_context(cell_at(host, workers=2)) for host in HOSTS]
-        rig = held.enter_context(behind_envoy(home, cells))
+    with cells_on_hosts(workers=2) as cells, behind_envoy(home, cells) as rig:
         measure(rig, lambda: time.sleep(10))
         calm, before = measure(rig, lambda: time.sleep(60))
         figures: dict[str, Any] = {"nothing": {"requests": calm.ended.total(), "first_token_s": before}}
