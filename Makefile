@@ -135,6 +135,10 @@ test-cuda: setup ## the kernels and the worker's engine on a CUDA device; skips 
 test-compose: setup ## docker-compose.yml in a real engine, with images made without a registry (needs root and Debian's apt)
 	$(VENV_PYTHON) -m tests.compose $(ARGS)
 
+.PHONY: test-release
+test-release: setup $(RELEASE_TOOLS) ## make release, with images, twice from new clones in the same engine: the same bytes
+	$(VENV_PYTHON) -m tests.compose --release
+
 .PHONY: test-install
 test-install: wheel ## that wheel in an empty environment: without extras, and serving its built-in model
 	$(VENV_PYTHON) -m tests.install dist/quire-*_$(shell uname -m).whl $(ARGS)

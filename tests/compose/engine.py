@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.support.commands import ROOT, Failure, run
-from tests.support.debian import program
+from tests.support.debian import Docker, program
 
 NAME = f"quire-compose-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 FOLDER = Path("/var/tmp") / NAME
@@ -30,6 +30,8 @@ MIRROR_PORT = 8900
 _DATA_BYTES = 9 * 2**30
 """Bound for images and containers where they are kept in memory: there 5 GB of small files are written and removed in seconds."""
 _ENOUGH_MEMORY = 14 * 2**30
+_SETTINGS = {"features": {"containerd-snapshotter": True}}
+"""containerd keeps the images: without it builds cannot be written as OCI archives."""
 _START_S = 30.0
 _STOP_S = 30.0
 
@@ -37,10 +39,11 @@ _STOP_S = 30.0
 class Engine:
     """Context manager: the engine runs inside. `environ` is what a docker client needs to talk to it."""
 
-    def __init__(self, docker_config: Path) -> None:
+    def __init__(self, docker: Docker) -> None:
+        self._path = docker.path
         self.environ = {
             "DOCKER_HOST": f"unix://{FOLDER}/docker.sock",
-            "DOCKER_CONFIG": str(docker_config),
+            "DOCKER_CONFIG": str(docker.config),
             "DOCKER_BUILDKIT": "1",
             "BUILDKIT_PROGRESS": "plain",
             "COMPOSE_ANSI": "never",
@@ -65,17 +68,23 @@ class Engine:
         remove_leftovers()
 
     def _start(self) -> None:
+        (FOLDER / "engine.json").write_text(json.dumps(_SETTINGS), encoding="utf-8")
         words = [
-            *(program("dockerd"), "--host", self.environ["DOCKER_HOST"]),
+            *("dockerd", "--config-file", FOLDER / "engine.json", "--host", self.environ["DOCKER_HOST"]),
             *("--data-root", FOLDER / "data", "--exec-root", FOLDER / "exec", "--pidfile", FOLDER / "pid"),
-            *("--storage-driver", "overlay2", "--bip", f"{ADDRESS}/16", "--cgroup-parent", f"/{NAME}"),
+            *("--storage-driver", "overlayfs", "--bip", f"{ADDRESS}/16", "--cgroup-parent", f"/{NAME}"),
             *("--containerd-namespace", NAME, "--containerd-plugins-namespace", f"{NAME}-plugins"),
         ]
         with (FOLDER / "log").open("wb") as log:
             # A session of its own: Ctrl-C ends the run, and the run ends the engine, in this order.
             command = [*inside(), *map(str, words)]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env={**os.environ, "PATH": self._path},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         until_s = time.monotonic() + _START_S
         while not self.docker("info", check=False):

@@ -1,8 +1,5 @@
 """A release made twice, from two clones of one commit in different folders, is the same bytes."""
 
-import os
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -12,17 +9,9 @@ import pytest
 
 from deploy.source import ROOT, source_time
 from deploy.wheel import PURE, make_wheel, run_setuptools
+from tests.install.releases import UMASKS, made, sums
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(10_800)]
-
-
-def made(clone: Path, umask: int) -> Path:
-    """The folder of a release from a new clone, with kernels compiled there."""
-    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), clone], check=True)
-    command = [sys.executable, "-m", "deploy.release", "--no-images"]
-    environ = {**os.environ, "PYTHONPATH": "kernels"}
-    subprocess.run(command, cwd=clone, env=environ, check=True, timeout=5000, umask=umask)
-    return clone / "dist" / "release"
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +21,16 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     if not (ROOT / ".git").exists():
         pytest.skip("this checkout has no git repository to clone")
     folder = tmp_path_factory.mktemp("releases")
-    return made(folder / "one", 0o022), made(folder / "the" / "other", 0o077)
+    one, other = (made(folder / name, umask, "--no-images") for name, umask in UMASKS.items())
+    return one, other
 
 
 def test_files_are_the_same(releases: tuple[Path, Path], record_property) -> None:
     """By their checksums, which are those of the files."""
-    one, other = releases
-    sums = (one / "SHA256SUMS").read_text()
-    assert sums == (other / "SHA256SUMS").read_text()
-    for folder in releases:
-        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True, capture_output=True)
-    assert {line.split()[1].partition("-")[0] for line in sums.splitlines()} == {"quire", "NOTES.txt"}
-    record_property("size", f"{len(sums.splitlines())} files, twice")
+    one, other = map(sums, releases)
+    assert one == other
+    assert {line.split()[1].partition("-")[0] for line in one.splitlines()} == {"quire", "NOTES.txt"}
+    record_property("size", f"{len(one.splitlines())} files, twice")
 
 
 def test_the_source_distribution_gives_the_same_wheel(releases: tuple[Path, Path]) -> None:

@@ -1,7 +1,7 @@
-"""What Debian has: the engine, newer compose and buildx, a root file system for base images, packages for builds.
+"""What Debian has: a Docker engine, compose and buildx, a root file system for base images, packages for builds.
 
-Everything is fetched from the mirror that this machine's apt uses and checked against Debian's keys. The engine is installed, if it
-is not there; the rest is only unpacked or kept in the cache folder.
+Everything is fetched from the mirror that this machine's apt uses and checked against Debian's keys. PROGRAMS that are
+missing are installed; the rest is only unpacked or kept in the cache folder.
 """
 
 import gzip
@@ -16,7 +16,8 @@ from pathlib import Path
 from tests.support.commands import Failure, Progress, run
 
 PROGRAMS = {
-    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "runc": "runc",
     "iptables": "iptables",
     "debootstrap": "debootstrap",
     "ip": "iproute2",
@@ -24,8 +25,11 @@ PROGRAMS = {
 }
 RELEASE = "bookworm"
 """Of the base images: that of python:3.11-slim-bookworm."""
-PLUGINS = {"docker-compose": "trixie", "docker-buildx": "trixie"}
-"""Packages with compose 2 and buildx; bookworm has neither."""
+DOCKER_RELEASE = "trixie"
+"""Of compose 2, buildx, and an engine that can make an image twice alike (BuildKit 0.13): bookworm has them not, or older ones."""
+PLUGINS = ("docker-compose", "docker-buildx")
+ENGINE = ("docker.io", "containerd")
+"""Without runc, which needs a newer libc than bookworm's: that of PROGRAMS does."""
 IN_BASE = ("python3", "python3-venv", "ca-certificates")
 FOR_BUILDS = ("gcc", "libc6-dev", "prometheus", "busybox")
 """What Dockerfiles install by apt: ours, and those of the stand-ins."""
@@ -133,20 +137,26 @@ class Apt:
         return [word for name, value in values.items() for word in ("-o", f"{name}={value}")]
 
 
-def fetch_plugins(folder: Path) -> Path:
-    """Folder for DOCKER_CONFIG, whose cli-plugins are compose and buildx."""
-    config = folder / "docker-config"
-    target = config / "cli-plugins"
-    if not (target / ".complete").exists():
-        shutil.rmtree(folder / "plugins", ignore_errors=True)
-        target.mkdir(parents=True, exist_ok=True)
-        for package, release in PLUGINS.items():
-            (deb,) = Apt(folder / "plugins" / package, release).fetch(package, with_dependencies=False)
-            run("dpkg", "-x", deb, folder / "plugins" / "unpacked")
-            plugin = folder / "plugins" / "unpacked" / "usr/libexec/docker/cli-plugins" / package
-            shutil.copy2(plugin, target / package)
-        (target / ".complete").touch()
-    return config
+@dataclass(slots=True, frozen=True)
+class Docker:
+    """What is unpacked of DOCKER_RELEASE. `config`: for DOCKER_CONFIG, with compose and buildx. `path`: PATH with dockerd first."""
+
+    config: Path
+    path: str
+
+
+def fetch_docker(folder: Path) -> Docker:
+    """Engine and plugins, kept in `folder`."""
+    root, config = folder / "docker", folder / "docker-config"
+    if not (root / ".complete").exists():
+        shutil.rmtree(root, ignore_errors=True)
+        for package in (*PLUGINS, *ENGINE):
+            (deb,) = Apt(folder / "for-docker" / package, DOCKER_RELEASE).fetch(package, with_dependencies=False)
+            run("dpkg", "-x", deb, root)
+        shutil.copytree(root / "usr/libexec/docker/cli-plugins", config / "cli-plugins", dirs_exist_ok=True)
+        (root / ".complete").touch()
+    path = (root / "usr/sbin", root / "usr/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+    return Docker(config, os.pathsep.join(map(str, path)))
 
 
 def make_base(folder: Path) -> Path:
