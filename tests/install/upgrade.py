@@ -203,11 +203,12 @@ def old_wheel(given: Path | None, revision: str | None, progress: Progress) -> I
         yield given
         return
     revision = revision or previous_revision()
-    with checkout(revision) as root, tempfile.TemporaryDirectory() as folder, progress.step(f"wheel of {revision}"):
-        (root / "build").mkdir(exist_ok=True)
-        (root / "build" / "kernels").symlink_to(ROOT / "build" / "kernels")
-        environ = {"PYTHONPATH": str(root / "kernels")}
-        run(sys.executable, "-m", "deploy.wheel", "--to", folder, environ=environ, cwd=root)
+    with tempfile.TemporaryDirectory() as folder:
+        with checkout(revision) as root, progress.step(f"wheel of {revision}"):
+            (root / "build").mkdir(exist_ok=True)
+            (root / "build" / "kernels").symlink_to(ROOT / "build" / "kernels")
+            environ = {"PYTHONPATH": str(root / "kernels")}
+            run(sys.executable, "-m", "deploy.wheel", "--to", folder, environ=environ, cwd=root)
         [made] = Path(folder).glob("*.whl")
         yield made
 
