@@ -122,6 +122,19 @@ def test_probes_ask_for_names_that_services_have() -> None:
         assert asked == {"startup": (port, LIVENESS), "liveness": (port, LIVENESS), "readiness": (port, "")}
 
 
+def test_a_gateway_is_in_its_service_while_requests_wait_for_a_scheduler() -> None:
+    """A service without endpoints would refuse what the gateways hold for --scheduler-away-s."""
+    apart = [container for service, container, _ in every_container() if service == "gateway" and _waits(container)]
+    assert len(apart) >= 2
+    for container in apart:
+        probe = container["readinessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] == float(option(container, "--scheduler-away-s"))
+
+
+def _waits(container: Manifest) -> bool:
+    return any(word.startswith("--scheduler-away-s=") for word in container["args"])
+
+
 def _asked(probe: Manifest) -> tuple[int, str]:
     if "httpGet" in probe:
         return probe["httpGet"]["port"], {"/health/live": LIVENESS, "/health": ""}[probe["httpGet"]["path"]]
