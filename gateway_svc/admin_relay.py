@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,7 +15,7 @@ SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 SERVICE_NAME = SERVICE.full_name
 
 _LOAD_ADAPTER = SERVICE.methods_by_name["LoadAdapter"]
-_Context = grpc.aio.ServicerContext
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminRelay:
@@ -30,13 +31,13 @@ class AdminRelay:
         self._connected = connected
         self._until_adapter = until_adapter
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME, {method.name: self._method_handler(method) for method in SERVICE.methods}
         )
 
-    def _method_handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:
+    def _method_handler(self, method: MethodDescriptor) -> "grpc.RpcMethodHandler[Any, Any]":
         path = f"/{SERVICE_NAME}/{method.name}"
 
         async def unary(raw: bytes, context: _Context) -> bytes:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -196,7 +197,7 @@ class _Gateway:
         """Services of the clients' listener."""
         return (*_PUBLIC_NAMES, *_OPENENGINE_NAMES) if self._settings.openengine else _PUBLIC_NAMES
 
-    def _openengine_handlers(self) -> list[grpc.GenericRpcHandler]:
+    def _openengine_handlers(self) -> "list[grpc.GenericRpcHandler[Any, Any]]":
         if not self._settings.openengine:
             return []
         view = GatewayView(

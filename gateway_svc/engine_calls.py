@@ -5,7 +5,7 @@ Methods take raw bytes and parse them inside, as those of InferenceService.
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,10 @@ from svc_common.net import rpc
 UNENDING = frozenset({"SubscribeKvEvents"})
 
 UnaryMethod = Callable[[bytes, Call], Awaitable[Message]]
-StreamingMethod = Callable[[bytes, Call], AsyncIterator[Message]]
+StreamingMethod = Callable[[bytes, Call], AsyncGenerator[Message, None]]
 ReadMetadata = Callable[[Sequence[tuple[str, str]], Call], Call]
 """Takes a call's metadata, with repeated keys, and the call; returns the call as they want it."""
-_Context = grpc.aio.ServicerContext
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FailureTold(Exception):
@@ -59,7 +59,7 @@ class EngineParts:
     cell: CellLoad
     cancel: Callable[[str, str, QuireError], None]
     fetch_bundle: Callable[[str], Awaitable[bytes]]
-    kv_events: Callable[[], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]]
+    kv_events: Callable[[], AsyncGenerator[engine_pb2.SubscribeKvEventsResponse, None]]
     not_ready_because: Callable[[], str]
 
     def abort(self, tenant: str, request_id: str) -> None:
@@ -89,7 +89,7 @@ class EngineCalls:
 
     def handler(
         self, unary: Mapping[str, UnaryMethod], streaming: Mapping[str, StreamingMethod]
-    ) -> grpc.GenericRpcHandler:
+    ) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(functools.partial(self._answer, name, method), None, _serialize)

@@ -15,7 +15,7 @@ from svc_common.net import rpc
 from svc_common.observability import telemetry
 from svc_common.version import VERSION
 
-_Context = grpc.aio.ServicerContext
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OpenCall:

@@ -8,6 +8,7 @@ of the event loop.
 
 import functools
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -41,7 +42,7 @@ _EVENT_FIELDS: dict[type[Event], str] = {
     pb.PromptLogprobs: "prompt_logprobs",
 }
 
-_Context = grpc.aio.ServicerContext
+_Context = grpc.aio.ServicerContext[Any, Any]
 _Unary = Callable[[bytes, Call, _Context], Awaitable[Message]]
 _Streaming = Callable[[bytes, Call], Running[Generation]]
 
@@ -70,7 +71,7 @@ class InferenceService:
         self._spans = call_spans
         self._metrics = metrics
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         unary: dict[str, _Unary] = {
             "Generate": functools.partial(self._answer, pb.GenerateRequest),
@@ -166,7 +167,7 @@ class InferenceService:
 
     # --- around each call --------------------------------------------------------------------------------------------
 
-    def _unary_handler(self, name: str, method: _Unary) -> grpc.RpcMethodHandler:
+    def _unary_handler(self, name: str, method: _Unary) -> "grpc.RpcMethodHandler[Any, Any]":
         async def handle(raw: bytes, context: _Context) -> Message:
             async with rpc.errors_to_status(context):
                 with self._open(name, context) as opened:
@@ -178,7 +179,7 @@ class InferenceService:
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_serialize)
 
-    def _stream_handler(self, name: str, method: _Streaming) -> grpc.RpcMethodHandler:
+    def _stream_handler(self, name: str, method: _Streaming) -> "grpc.RpcMethodHandler[Any, Any]":
         async def handle(raw: bytes, context: _Context) -> None:
             async with rpc.errors_to_status(context):
                 with self._open(name, context) as opened:

@@ -54,12 +54,13 @@ class Exposition:
 
 def _quire(reading: CellReading) -> Iterator[Metric]:
     load = reading.load
-    queues = {("waiting",): load.queues.waiting, ("running",): load.queues.running, ("swapped",): load.queues.swapped}
-    yield d.REQUESTS.family(queues)
+    queues = load.queues
+    yield d.REQUESTS.family({("waiting",): queues.waiting, ("running",): queues.running, ("swapped",): queues.swapped})
     yield d.WAITING_TOKENS.family({(): load.num_waiting_tokens})
     yield d.KV_USAGE.family({(): reading.kv_usage})
-    states = {(a.adapter, "waiting"): a.num_waiting for a in load.adapters}
-    yield d.ADAPTER_REQUESTS.family(states | {(a.adapter, "running"): a.num_running for a in load.adapters})
+    states: dict[tuple[str, ...], float] = {(one.adapter, "waiting"): one.num_waiting for one in load.adapters}
+    states |= {(one.adapter, "running"): one.num_running for one in load.adapters}
+    yield d.ADAPTER_REQUESTS.family(states)
     yield d.QUEUED_WORK.family({(): load.queued_work_s} if load.HasField("queued_work_s") else {})
     yield d.AGE.family({(): reading.age_s})
 

@@ -11,11 +11,11 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import zmq
 import zmq.asyncio
 
@@ -55,7 +55,7 @@ class KvPublisher:
     def __init__(
         self,
         endpoints: KvEndpoints,
-        changes: Callable[[], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]],
+        changes: Callable[[], AsyncGenerator[engine_pb2.SubscribeKvEventsResponse, None]],
     ) -> None:
         self._topic = endpoints.topic.encode()
         self._changes = changes

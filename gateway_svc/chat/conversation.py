@@ -69,10 +69,10 @@ def _function(tool: pb.Tool) -> dict[str, Any]:
 
 def parameters_of(tool: pb.Tool) -> Mapping[str, Any]:
     """JSON schema of the tool's arguments."""
-    return json.loads(tool.parameters_json) if tool.parameters_json else NO_PARAMETERS  # type: ignore[no-any-return]
+    return json.loads(tool.parameters_json) if tool.parameters_json else NO_PARAMETERS
 
 
 def template_variables(request: pb.ChatRequest) -> Mapping[str, Any]:
     """Additional template variables of the request."""
     text = request.template_arguments_json
-    return json.loads(text) if text else {}  # type: ignore[no-any-return]
+    return json.loads(text) if text else {}

@@ -126,7 +126,7 @@ def _check_tokens(sampling: pb.SamplingParams, limits: common_pb2.ModelLimits, f
 def _check_beam(sampling: pb.SamplingParams, found: Violations) -> None:
     for name, neutral in _NEUTRAL_FOR_BEAMS.items():
         value = getattr(sampling, name)
-        if sampling.HasField(name) and value not in neutral:  # type: ignore[arg-type]
+        if sampling.HasField(name) and value not in neutral:
             found.add(f"sampling.{name}", f"is {value:g}; a beam search does not sample: leave it out, or `beam`")
     penalty = sampling.beam.length_penalty
     good = math.isfinite(penalty) and abs(penalty) <= MAX_LENGTH_PENALTY

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class SchedulerLink:
         self._settings = settings
         self._scheduler = scheduler
         self._identity = identity
-        self._stub = engine_pb2_grpc.EngineServiceStub(channel)
+        self._stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]
         self._frontend_id = uuid.uuid4().hex
         self._outbox = Outbox()
         self._closing = False
@@ -152,7 +152,7 @@ class SchedulerLink:
         except grpc.aio.AioRpcError as error:
             raise rpc.from_rpc_error(error) from None
 
-    async def kv_events(self) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+    async def kv_events(self) -> AsyncGenerator[engine_pb2.SubscribeKvEventsResponse, None]:
         """Changes of the stored KV blocks; raises a QuireError if the scheduler does not tell of them."""
         try:
             async for change in self._stub.SubscribeKvEvents(engine_pb2.SubscribeKvEventsRequest()):
@@ -231,7 +231,7 @@ class SchedulerLink:
         self.admission.hear(welcome.queue)
         self._set_service(welcome.state)
 
-    async def _write_all(self, stream: grpc.aio.StreamStreamCall, welcomed: asyncio.Event) -> None:
+    async def _write_all(self, stream: "grpc.aio.StreamStreamCall[Any, Any]", welcomed: asyncio.Event) -> None:
         hello = engine_pb2.FrontendHello(identity=self._identity.message(), frontend_id=self._frontend_id)
         await stream.write(engine_pb2.FrontendMessage(hello=hello))
         await welcomed.wait()
@@ -240,7 +240,7 @@ class SchedulerLink:
             await stream.write(self._outbox.take())
         await stream.done_writing()
 
-    async def _read_all(self, stream: grpc.aio.StreamStreamCall, welcomed: asyncio.Event) -> None:
+    async def _read_all(self, stream: "grpc.aio.StreamStreamCall[Any, Any]", welcomed: asyncio.Event) -> None:
         async with asyncio.timeout(WELCOME_TIMEOUT_S):
             first = await stream.read()
         self._welcome(_message(first).welcome)

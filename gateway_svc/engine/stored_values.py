@@ -25,7 +25,7 @@ class StoredValues:
     """Values by tenant and key. A call waits up to 5 s for a scheduler that is being restarted."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = engine_pb2_grpc.EngineServiceStub(channel)
+        self._stub = engine_pb2_grpc.EngineServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def put(self, tenant: str, key: str, value: bytes) -> bool:
         """Store a value. False: there is no room for it, or the scheduler did not answer, which is logged."""

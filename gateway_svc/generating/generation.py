@@ -101,7 +101,8 @@ class Generation:
     @property
     def prompt_token_ids(self) -> list[int]:
         """Token ids of the prompt."""
-        return wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()
+        token_ids: list[int] = wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()
+        return token_ids
 
     @property
     def finished(self) -> list[inference_pb2.Finished]:

@@ -98,7 +98,7 @@ class Reply:
         if not self._started:
             kind = "text/event-stream; charset=utf-8"
             await self._start(200, {"content-type": kind, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        parts = []
+        parts: list[bytes] = []
         for value in values:
             if name := self._dialect.event_name(value):
                 parts += (b"event: ", name.encode(), b"\n")

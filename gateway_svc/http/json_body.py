@@ -129,3 +129,8 @@ def refuse(field: str, description: str) -> NoReturn:
     raise InvalidArgument(
         f"{field}: {description}", reason="UNSUPPORTED_FIELD", violations=[FieldViolation(field, description)]
     )
+
+
+def unset_if_none(value: bool | None) -> bool:
+    """The value of a message's bool field. None leaves it unset, as for other fields, but protobuf's stubs do not say so."""
+    return value  # type: ignore[return-value]

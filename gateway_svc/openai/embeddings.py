@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse
+from gateway_svc.http.json_body import I32, U32, Prompts, parse_body, prompts_of, refuse, unset_if_none
 from protos.inference.v1 import inference_pb2 as pb
 from svc_common import wire_arrays
 
@@ -41,7 +41,7 @@ class EmbeddingRequest(BaseModel):
         request = pb.EmbedRequest(
             model=self.model,
             pooling=POOLINGS[self.pooling],
-            normalize=self.normalize,
+            normalize=unset_if_none(self.normalize),
             scheduling=pb.Scheduling(priority=self.priority),
         )
         for prompt in prompts_of(self.input):

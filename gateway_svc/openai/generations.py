@@ -125,9 +125,9 @@ async def merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int,
         while waiting:
             done, _ = await asyncio.wait(waiting.keys(), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                index, events = waiting.pop(task), task.result()
-                if events is not None:
-                    yield index, events
+                index, arrived = waiting.pop(task), task.result()
+                if arrived is not None:
+                    yield index, arrived
                     waiting[asyncio.ensure_future(anext(generations[index], None))] = index
     finally:
         for task in waiting:

@@ -72,7 +72,7 @@ def generate_request(request: pb.GenerateRequest) -> inference_pb2.GenerateReque
 
 def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, int]]:
     """Path and number of each field, in the message and those in it, that this revision does not have."""
-    for unknown in UnknownFieldSet(message):
+    for unknown in UnknownFieldSet(message):  # type: ignore[attr-defined]
         yield path, unknown.field_number
     for field, value in message.ListFields():
         if field.message_type is not None:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -51,7 +52,7 @@ class OpenEngineControl:
         self._view = view
         self._instance_id = uuid.uuid4().hex
 
-    def handler(self, calls: EngineCalls) -> grpc.GenericRpcHandler:
+    def handler(self, calls: EngineCalls) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         unary: dict[str, UnaryMethod] = {
             "GetServerInfo": self.get_server_info,
@@ -166,7 +167,7 @@ class OpenEngineControl:
         sources = event_sources(self._view.grpc_at(), self._view.published(), own_host)
         return pb.GetKvEventSourcesResponse(sources=sources)
 
-    async def subscribe_kv_events(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+    async def subscribe_kv_events(self, raw: bytes, call: Call) -> AsyncGenerator[Message, None]:
         """Which KV blocks are stored. Raises FailedPrecondition if the scheduler does not keep track; a later error is told
         by the last message.
         """

@@ -1,6 +1,7 @@
 """OpenEngine's Inference service: one method, Generate."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -26,11 +27,11 @@ class OpenEngineInference:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
 
-    def handler(self, calls: EngineCalls) -> grpc.GenericRpcHandler:
+    def handler(self, calls: EngineCalls) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         return calls.handler({}, {"Generate": self.generate})
 
-    async def generate(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+    async def generate(self, raw: bytes, call: Call) -> AsyncGenerator[Message, None]:
         """Generate; the stream's end cancels the request.
 
         An error before the first events of the generation, which are those of a request that the scheduler has, is

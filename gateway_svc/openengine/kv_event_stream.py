@@ -62,8 +62,8 @@ def event_sources(grpc_at: tuple[str, int], published: KvEndpoints | None, own_h
     """
     sources = []
     if host := _routable(grpc_at[0], own_host):
-        at = pb.KvEndpoint(host=host, port=grpc_at[1], protocol="grpc")
-        sources.append(pb.KvEventSource(transport="grpc", endpoint_addr=at, data_parallel_rank=0, encoding="protobuf"))
+        own = pb.KvEndpoint(host=host, port=grpc_at[1], protocol="grpc")
+        sources.append(pb.KvEventSource(transport="grpc", endpoint_addr=own, data_parallel_rank=0, encoding="protobuf"))
     if published is not None and (at := _tcp_endpoint(published.batches, own_host)) is not None:
         replay = _tcp_endpoint(published.replay, own_host)
         sources.append(

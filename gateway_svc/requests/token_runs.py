@@ -56,7 +56,8 @@ def read_runs(tokens: engine_pb2.TokenColumns) -> list[tuple[int, int, ChoiceTok
 
 
 def _read_logprobs(tokens: engine_pb2.TokenColumns, total: int) -> list[float]:
-    return wire_arrays.unpack(tokens.logprobs, "tokens.logprobs", wire_arrays.F32, length=total).tolist()
+    read: list[float] = wire_arrays.unpack(tokens.logprobs, "tokens.logprobs", wire_arrays.F32, length=total).tolist()
+    return read
 
 
 def _read_tops(tokens: engine_pb2.TokenColumns, total: int) -> list[inference_pb2.TopLogprobs]:

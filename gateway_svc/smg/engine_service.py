@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -34,7 +35,7 @@ class VllmEngineService:
         self._parts = parts
         self._began_s = time.monotonic()
 
-    def handler(self, calls: EngineCalls) -> grpc.GenericRpcHandler:
+    def handler(self, calls: EngineCalls) -> "grpc.GenericRpcHandler[Any, Any]":
         """Return the handler for `server.add_generic_rpc_handlers`."""
         unary: dict[str, UnaryMethod] = {
             "Embed": self.embed,
@@ -53,7 +54,7 @@ class VllmEngineService:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+    async def generate(self, raw: bytes, call: Call) -> AsyncGenerator[Message, None]:
         """Generate; the stream's end cancels the request."""
         request = parse(pb.GenerateRequest, raw)
         call = replace(named(call, request.request_id), stream=request.stream)
@@ -123,7 +124,7 @@ class VllmEngineService:
         load = pb.SchedulerLoad(**scheduler_load(reading, block_size))
         return pb.GetLoadsResponse(**about(reading), loads=[load])
 
-    async def get_tokenizer(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+    async def get_tokenizer(self, raw: bytes, call: Call) -> AsyncGenerator[Message, None]:
         """The tokenizer's files."""
         model = self._parts.catalog.get("")
         bundle = worker_pb2.ModelBundle.FromString(await self._parts.fetch_bundle(model.limits.bundle_digest))
@@ -134,7 +135,7 @@ class VllmEngineService:
             data = archive[start : start + CHUNK_BYTES]
             yield smg_common_pb2.GetTokenizerChunk(data=data, sha256=digest if is_last else "")
 
-    async def subscribe_kv_events(self, raw: bytes, call: Call) -> AsyncIterator[Message]:
+    async def subscribe_kv_events(self, raw: bytes, call: Call) -> AsyncGenerator[Message, None]:
         """Which KV blocks are stored, until the scheduler stops. Raises FailedPrecondition if it does not keep track."""
         batches = KvBatches(max(1, parse(smg_common_pb2.SubscribeKvEventsRequest, raw).start_sequence_number))
         async with contextlib.aclosing(self._parts.kv_events()) as changes:

@@ -16,7 +16,7 @@ class LiteralParser(MarkedParser):
     def __init__(self, markup: CallMarkup, dialect: LiteralSyntax, rules: CallRules) -> None:
         super().__init__(markup, rules)
         self._dialect = dialect
-        self._reader = LiteralReader(dialect)
+        self._literals = LiteralReader(dialect)
         self.markers |= frozenset(dialect.quotes)
 
     def arguments_follow(self, place: int) -> bool | None:
@@ -37,14 +37,16 @@ class LiteralParser(MarkedParser):
         reader, place = LiteralReader(self._dialect), first
         while place < len(self.buffer) and not (reader.is_done or reader.has_key):
             step = reader.step(self.buffer[place:])
-            if not isinstance(step, LiteralStep) or place > first + MAX_KEY_CHARS:
-                return False if place > first + MAX_KEY_CHARS else step
+            if place > first + MAX_KEY_CHARS:
+                return False
+            if not isinstance(step, LiteralStep):
+                return step
             place += step.num_chars
         return True if reader.is_done or reader.has_key else None
 
     def begin_arguments(self, found: Found) -> None:
         """Switch to the state that reads the arguments after a head; see MarkedParser."""
-        self._reader = LiteralReader(self._dialect)
+        self._literals = LiteralReader(self._dialect)
         self.state = self._at_bracket
 
     def _at_bracket(self) -> bool:
@@ -59,10 +61,10 @@ class LiteralParser(MarkedParser):
         return True
 
     def _in_literals(self) -> bool:
-        step = self._reader.step(self.buffer)
+        step = self._literals.step(self.buffer)
         if isinstance(step, LiteralStep):
             self.give(step.num_chars, text=step.text)
-            return self.end_call() if self._reader.is_done else True
+            return self.end_call() if self._literals.is_done else True
         if step is False:
             return self.end_call()
         self.give(len(self.buffer) if self.is_over else 0)

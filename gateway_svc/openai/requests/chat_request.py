@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway_svc.http.json_body import U32, json_text, refuse
+from gateway_svc.http.json_body import U32, json_text, refuse, unset_if_none
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from gateway_svc.openai.requests.chat_messages import MAX_MESSAGES, ChatMessage, add_message
 from gateway_svc.openai.requests.chat_tools import MAX_TOOLS, ChatTool, ToolChoiceField, set_tools
@@ -59,10 +59,12 @@ class ChatCompletionRequest(GenerationFields):
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
         request = pb.ChatRequest(
-            response=pb.ResponseOptions(logprobs=self.logprobs or None, num_top_logprobs=self.top_logprobs or None),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
+            response=pb.ResponseOptions(
+                logprobs=unset_if_none(self.logprobs or None), num_top_logprobs=self.top_logprobs or None
+            ),
+            add_generation_prompt=unset_if_none(self.add_generation_prompt),
+            continue_final_message=unset_if_none(self.continue_final_message),
+            add_special_tokens=unset_if_none(self.add_special_tokens),
         )
         for i, message in enumerate(self.chat_messages):
             add_message(request, i, message)

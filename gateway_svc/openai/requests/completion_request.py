@@ -53,8 +53,10 @@ class CompletionRequest(GenerationFields):
         return list(map(self._message, prompts))
 
     def _message(self, prompt: str | list[int]) -> pb.GenerateRequest:
-        is_text = isinstance(prompt, str)
-        request = pb.GenerateRequest(text=prompt) if is_text else pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
+        if isinstance(prompt, str):
+            request = pb.GenerateRequest(text=prompt)
+        else:
+            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
         self.fill(request)
         if self.logprobs is not None:
             request.response.logprobs, request.response.num_top_logprobs = True, self.logprobs

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway_svc.checks.parameter_checks import MAX_LABEL_BYTES, MAX_LABELS
 from gateway_svc.checks.sampling_checks import MAX_TOP_LOGPROBS
-from gateway_svc.http.json_body import I32, U32, Ids, Texts, refuse
+from gateway_svc.http.json_body import I32, U32, Ids, Texts, refuse, unset_if_none
 from gateway_svc.openai.answers.answer_options import AnswerOptions
 from protos.common.v1 import common_pb2
 from protos.inference.v1 import inference_pb2 as pb
@@ -142,23 +142,25 @@ class GenerationFields(BaseModel):
             stop=pb.StopConditions(
                 max_tokens=self.max_tokens,
                 min_tokens=self.min_tokens,
-                ignore_eos=self.ignore_eos,
-                include_in_output=self.include_stop_str_in_output,
+                ignore_eos=unset_if_none(self.ignore_eos),
+                include_in_output=unset_if_none(self.include_stop_str_in_output),
                 stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop,
                 stop_token_ids=self.stop_token_ids,
             ),
             # vLLM's -1 is 0 here: as many tokens as fit.
             truncate_prompt_tokens=0 if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens,
-            resumable=self.resumable,
+            resumable=unset_if_none(self.resumable),
             response=pb.ResponseOptions(
                 num_prompt_logprobs=self.prompt_logprobs,
-                special_tokens=None if self.skip_special_tokens is None else not self.skip_special_tokens,
+                special_tokens=unset_if_none(
+                    None if self.skip_special_tokens is None else not self.skip_special_tokens
+                ),
             ),
             scheduling=pb.Scheduling(priority=self.priority, on_deadline=_ON_DEADLINE.get(self.on_deadline)),
             cache=pb.CacheOptions(cache_salt=self.cache_salt),
             labels=_labels(self.metadata) if self.metadata else None,
         )
-        request.MergeFrom(given)
+        request.MergeFrom(given)  # type: ignore[arg-type]
 
     def _check_together(self) -> None:
         """Refuse fields that do not go with others."""

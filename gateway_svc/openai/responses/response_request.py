@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway_svc.http.json_body import U32, json_text, parse_body, refuse
+from gateway_svc.http.json_body import U32, json_text, parse_body, refuse, unset_if_none
 from gateway_svc.openai.requests import foreign_fields
 from gateway_svc.openai.requests.chat_messages import MAX_MESSAGES
 from gateway_svc.openai.requests.chat_request import Effort, effort_variables
@@ -141,7 +141,9 @@ class ResponseRequest(GenerationFields):
         self._check()
         self.max_tokens = self.max_output_tokens
         request = pb.ChatRequest(
-            response=pb.ResponseOptions(logprobs=self.with_logprobs or None, num_top_logprobs=self.top_logprobs or None)
+            response=pb.ResponseOptions(
+                logprobs=unset_if_none(self.with_logprobs or None), num_top_logprobs=self.top_logprobs or None
+            )
         )
         if self.instructions:
             request.messages.add(role="system", content=self.instructions)
