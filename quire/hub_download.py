@@ -70,18 +70,21 @@ def _listing(name: str, revision: str | None) -> dict[str, int] | None:
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code < 500:
             raise
-        return _unreachable(error)
+        _say_unreachable(error)
+        return None
     except (OSError, OfflineModeIsEnabled) as error:
-        return _unreachable(error)
+        _say_unreachable(error)
+        return None
     except Exception as error:
         # The library's HTTP client differs between releases, and with it the class of a connection error.
         if not _is_connection_error(error):
             raise
-        return _unreachable(error)
+        _say_unreachable(error)
+        return None
     return {file.rfilename: file.size or 0 for file in model.siblings or ()}
 
 
-def _unreachable(error: Exception) -> None:
+def _say_unreachable(error: Exception) -> None:
     _say(f"{constants.ENDPOINT} does not answer ({type(error).__name__}); looking into the cache")
 
 

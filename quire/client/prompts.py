@@ -18,8 +18,8 @@ def prompt_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
         return [plain_prompt(prompts)]  # type: ignore[arg-type]
     items = list(prompts)
     if items and isinstance(items[0], Integral):
-        return [plain_prompt(items)]
-    return [plain_prompt(prompt) for prompt in items]
+        return [plain_prompt(items)]  # type: ignore[arg-type]
+    return [plain_prompt(prompt) for prompt in items]  # type: ignore[arg-type]
 
 
 def plain_prompt(prompt: AnyPrompt) -> Prompt:
@@ -31,7 +31,7 @@ def plain_prompt(prompt: AnyPrompt) -> Prompt:
         prompt = _of_mapping(prompt)
     if not isinstance(prompt, str) and not is_listing(prompt):
         raise _wrong_prompt(f"is of type {type(prompt).__name__}")
-    plain: Prompt = valid_text("prompt", prompt) if isinstance(prompt, str) else valid_ids("prompt", prompt)
+    plain: Prompt = valid_text("prompt", prompt) if isinstance(prompt, str) else valid_ids("prompt", prompt)  # type: ignore[arg-type]
     if not plain:
         raise InvalidArgument.field("prompt", "is empty; send at least one token")
     return plain

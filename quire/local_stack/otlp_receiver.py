@@ -125,7 +125,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self.num_dropped = self.num_calls = 0
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
         self._server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="otlp-receiver"), options=options)
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.port: int = self._server.add_insecure_port("127.0.0.1:0")
 
     def __enter__(self) -> "OtlpReceiver":

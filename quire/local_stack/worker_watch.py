@@ -38,7 +38,7 @@ class WorkerWatch:
         self._thread.join(_JOIN_S)
 
     def _follow(self) -> None:
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
         try:
             max_model_len = 0
             for part in stub.LoadModel(worker_pb2.LoadModelRequest(), wait_for_ready=True):

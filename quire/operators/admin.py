@@ -53,7 +53,7 @@ class AdminClient:
         self.target = target
         make = blocking_channel(credentials, [("grpc.max_receive_message_length", rpc.INTERNAL_MESSAGE_BYTES)])
         self._channel = _KeyedChannel(make(target), credentials.metadata())
-        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class AdminClient:
         """
         request = admin_pb2.SetPolicyRequest(settings=settings)
         with typed_errors(self.target, ADMIN):
-            return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)
+            return self._stub.SetPolicy(request, timeout=_UNARY_TIMEOUT_S)  # type: ignore[no-any-return]
 
     def list_adapters(self) -> Sequence[admin_pb2.Adapter]:
         """The adapters that requests may name."""
@@ -93,7 +93,7 @@ class AdminClient:
         """
         request = admin_pb2.LoadAdapterRequest(name=name, path=path)
         with typed_errors(self.target, ADMIN):
-            return self._stub.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S).adapter
+            return self._stub.LoadAdapter(request, timeout=_LOAD_TIMEOUT_S).adapter  # type: ignore[no-any-return]
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Raises NotFound, or FailedPrecondition while requests use it."""
@@ -104,7 +104,7 @@ class AdminClient:
         """Where a request's time went; `needs` adds what would have ended each wait. Raises NotFound for an unknown id."""
         request = admin_pb2.ExplainRequestRequest(request_id=request_id, tenant=tenant, needs=needs)
         with typed_errors(self.target, ADMIN):
-            return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)
+            return self._stub.ExplainRequest(request, timeout=_UNARY_TIMEOUT_S)  # type: ignore[no-any-return]
 
     def recording(
         self, *, since: int = 0, follow: bool = False, for_s: float | None = None
@@ -127,7 +127,7 @@ class AdminClient:
     def load(self) -> admin_pb2.GetLoadResponse:
         """Load of the scheduler: queues, free blocks, throughput."""
         with typed_errors(self.target, ADMIN):
-            return self._stub.GetLoad(admin_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S)
+            return self._stub.GetLoad(admin_pb2.GetLoadRequest(), timeout=_UNARY_TIMEOUT_S)  # type: ignore[no-any-return]
 
     def workers(self) -> Sequence[admin_pb2.Worker]:
         """The workers, by dp rank."""
@@ -153,13 +153,13 @@ class AdminClient:
         """
         request = admin_pb2.GetBlocksRequest(memory=memory, cached=cached)
         with typed_errors(self.target, ADMIN):
-            return self._stub.GetBlocks(request, timeout=_UNARY_TIMEOUT_S)
+            return self._stub.GetBlocks(request, timeout=_UNARY_TIMEOUT_S)  # type: ignore[no-any-return]
 
     def requests(self, *, at_most: int = 0) -> admin_pb2.ListRequestsResponse:
         """Unfinished requests, and the reasons of those that wait; at most `at_most` are listed, 0 = 1,000."""
         request = admin_pb2.ListRequestsRequest(max_requests=at_most)
         with typed_errors(self.target, ADMIN):
-            return self._stub.ListRequests(request, timeout=_UNARY_TIMEOUT_S)
+            return self._stub.ListRequests(request, timeout=_UNARY_TIMEOUT_S)  # type: ignore[no-any-return]
 
 
 # --- as JSON values ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def load_json(load: admin_pb2.GetLoadResponse) -> dict[str, Any]:
 
 
 def _pool_json(load: admin_pb2.GetLoadResponse, name: str) -> dict[str, int] | None:
-    if not load.HasField(name):  # type: ignore[arg-type]
+    if not load.HasField(name):
         return None
     pool: admin_pb2.BlockPool = getattr(load, name)
     return {"total": pool.total, "free": pool.free, "cached": pool.cached}

@@ -62,14 +62,15 @@ class GrpcTarget:
         options = [("grpc.use_local_subchannel_pool", 1)]
         make = asyncio_channel(self._credentials, options)
         self._channels = [make(self._address) for _ in range(self._num_channels)]
-        self._stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in self._channels]
+        stub = inference_pb2_grpc.InferenceServiceStub
+        self._stubs = [stub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
 
     def _request(self, planned: PlannedRequest) -> inference_pb2.GenerateRequest:
         request = inference_pb2.GenerateRequest(

@@ -46,7 +46,7 @@ def say(**values: Any) -> None:
 def leave_the_network() -> bool:
     """Move to a new, empty network namespace; returns False if the system does not permit it."""
     try:
-        return ctypes.CDLL(None).unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+        return bool(ctypes.CDLL(None).unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0)
     except (OSError, AttributeError):
         return False
 

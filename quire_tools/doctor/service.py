@@ -99,7 +99,7 @@ def worker(address: str, credentials: Credentials) -> Iterator[Finding]:
     yield from health("worker", address, credentials)
     with blocking_channel(credentials)(address) as channel:
         try:
-            stub = worker_pb2_grpc.WorkerServiceStub(channel)
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
             peer = stub.Describe(worker_pb2.DescribeRequest(), timeout=_TIMEOUT_S).identity
         except grpc.RpcError:
             return  # reported above
@@ -109,7 +109,7 @@ def worker(address: str, credentials: Credentials) -> Iterator[Finding]:
 def _gateway_build(address: str, credentials: Credentials) -> Iterator[Finding]:
     """Check the gateway's release, which it sends with every response."""
     with blocking_channel(credentials)(address) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.ListModels.with_call(
             inference_pb2.ListModelsRequest(), timeout=_TIMEOUT_S, metadata=credentials.metadata()
         )[1]

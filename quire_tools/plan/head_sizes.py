@@ -21,7 +21,7 @@ def head_bytes(path: Path, sizes: ModelSizes, *, block_size: int, latent_cache: 
     layout, _, config = described_head(found, entries)
     computed, cached = getattr(torch, sizes.dtype), getattr(torch, sizes.cache_dtype)
     with torch.device("meta"):
-        head = checkpoint.model_class(found)._from_config(
+        head = checkpoint.model_class(found)._from_config(  # type: ignore[no-untyped-call]
             config, dtype=computed, attn_implementation=attention.register(), experts_implementation="batched_mm"
         )
     head.eval()

@@ -126,7 +126,7 @@ def model_sizes(
     computed = checkpoint.choose_dtype(found, dtype, keeps_numbers=torch.int8 in packs and form_of is not None)
     cached = checkpoint.choose_cache_dtype(kv_cache_dtype, computed)
     with torch.device("meta"):
-        model = cls._from_config(
+        model = cls._from_config(  # type: ignore[no-untyped-call]
             found.config, dtype=computed, attn_implementation=attention.register(), experts_implementation="batched_mm"
         ).eval()
     config = found.text_config

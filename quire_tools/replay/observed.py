@@ -141,6 +141,7 @@ class Observed(RunObserver):
 
     def on_worker_lost(self, worker: int | None) -> None:
         """Forget the plans in flight."""
+        assert self._core is not None
         worker_of = self._core.worker_of
         gone = [step for step, sent in self._in_flight.items() if worker in (None, worker_of(sent.plan.lane))]
         for step in gone:

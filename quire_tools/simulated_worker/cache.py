@@ -57,7 +57,7 @@ class SimulatedCache:
 
     def read(self, blocks: Sequence[int]) -> memoryview:
         """The contents of device blocks."""
-        return memoryview(self._device[list(blocks)].view(np.uint8).reshape(-1))
+        return self._device[list(blocks)].view(np.uint8).reshape(-1).data
 
     def place(self, placed: Iterable[worker_pb2.PlacedImage]) -> None:
         """Copy images to the device blocks of a step, which `images.check` has accepted."""
@@ -103,7 +103,7 @@ class SimulatedCache:
     def content_of(self, token_ids: NDArray[np.int32]) -> np.uint64:
         """Content of the slot of the last of these tokens."""
         terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._power(np.arange(len(token_ids), dtype=np.int32))
-        return terms.sum(dtype=np.uint64)
+        return np.uint64(terms.sum(dtype=np.uint64))
 
     def continued(self, contents: U64Array, token_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> U64Array:
         """Contents extended by one token each; `positions` are the tokens' positions."""

@@ -97,7 +97,7 @@ def in_set(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, An
     if rank:
         if not environ.get(_LEADER):
             raise ConfigError(f"{_INDEX} is {rank}, but {_LEADER} is not set", reason="INVALID_SETTING")
-        found["leader"] = f"{environ[_LEADER]}:{port}"  # type: ignore[assignment]
+        found["leader"] = f"{environ[_LEADER]}:{port}"
     return found | dict(given)
 
 

@@ -17,7 +17,7 @@ from svc_common.observability.log_format import LogFormat
 try:
     from uvloop import new_event_loop
 except ImportError:  # on Windows, which it does not support
-    new_event_loop = asyncio.new_event_loop
+    new_event_loop = asyncio.new_event_loop  # type: ignore[assignment]
 
 STOP_GRACE_S = 10.0
 LOG_LEVEL_VARIABLE = "QUIRE_LOG_LEVEL"
