@@ -27,7 +27,8 @@ from torch.nn import functional
 
 from benchmarks import command_line, report
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
-from paged_kernels.decoder import DecoderKernels, Linear, PackedWeights, Program, Rows
+from paged_kernels.decoder import DecoderKernels
+from paged_kernels.program import Linear, PackedWeights, Program, Rows
 from paged_kernels.quantized import quantized
 from paged_kernels.registry import decoder_kernels, make_backend
 

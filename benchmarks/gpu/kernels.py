@@ -16,10 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu.clock import Bench
 from benchmarks.gpu.peers import flash_attention_of_vllm
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, Pairs
-from paged_kernels.decoder import Norm, RotateAndStore, Rows
 from paged_kernels.gpu import row_kernels, token_draws
 from paged_kernels.gpu.backend import TritonBackend, make
 from paged_kernels.gpu.library_backend import LibraryBackend
+from paged_kernels.program import Norm, RotateAndStore, Rows
 from paged_kernels.registry import ATTENTION_BACKENDS, make_attention_backend
 from svc_common.errors import ConfigError
 from worker_svc.device.devices import Device

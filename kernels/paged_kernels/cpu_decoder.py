@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from paged_kernels.backend import AttentionBatch
 from paged_kernels.cpu_operators import CpuOperator, CpuStep, form_fields, sums_of, translated
-from paged_kernels.decoder import (
-    DecodeRows,
+from paged_kernels.decoder import DecodeRows, KeptRows
+from paged_kernels.program import (
     Experts,
     ExpertWeights,
     Head,
-    KeptRows,
     Mix,
     PackedWeights,
     Program,

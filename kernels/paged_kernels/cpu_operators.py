@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Sequence
 from functools import singledispatchmethod
 
-from paged_kernels import decoder
-from paged_kernels.decoder import Operator, PackedForm, PackedWeights, Rows
+from paged_kernels import program
+from paged_kernels.program import Operator, PackedForm, PackedWeights, Rows
 from paged_kernels.ranks import RankSums, SharedSums
 from paged_kernels.weight_packing import STORED, pointer
 
@@ -58,14 +58,14 @@ def translated(operators: Sequence[Operator]) -> ctypes.Array[CpuOperator]:
 
 def _parts(given: Operator) -> Sequence[CpuOperator]:
     """One operator of the library for most, some for those of experts."""
-    if isinstance(given, decoder.Route):
+    if isinstance(given, program.Route):
         return _route(given)
-    if isinstance(given, decoder.Experts):
+    if isinstance(given, program.Experts):
         return _experts(given)
     return (_Translator().operator(given),)
 
 
-def _route(given: decoder.Route) -> Sequence[CpuOperator]:
+def _route(given: program.Route) -> Sequence[CpuOperator]:
     routing = given.routing
     sizes = {"experts": routing.num_experts, "chosen": routing.top_k}
     if not 0 < routing.top_k <= routing.num_experts == given.router.columns:
@@ -83,7 +83,7 @@ def _route(given: decoder.Route) -> Sequence[CpuOperator]:
     return router, route, CpuOperator(kind=_GROUP, **sizes)
 
 
-def _experts(given: decoder.Experts) -> Sequence[CpuOperator]:
+def _experts(given: program.Experts) -> Sequence[CpuOperator]:
     weights, number = given.weights, given.weights.num_experts
     sizes = {"experts": number, "chosen": given.top_k}
     gated = CpuOperator(
@@ -106,21 +106,21 @@ class _Translator:
         raise TypeError(f"unknown operator: {given!r}")
 
     @operator.register
-    def _(self, given: decoder.Norm) -> CpuOperator:
+    def _(self, given: program.Norm) -> CpuOperator:
         return CpuOperator(
             kind=_NORM, source=given.source, target=given.target, adds=given.adds, one_plus=given.one_plus, eps=given.eps,
             weights=given.weight.data_ptr(),
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.Linear) -> CpuOperator:
+    def _(self, given: program.Linear) -> CpuOperator:
         weights = given.weights
         return CpuOperator(
             kind=_LINEAR, source=given.source, target=given.target, adds=given.adds, **_product_fields(weights)
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.Gated) -> CpuOperator:
+    def _(self, given: program.Gated) -> CpuOperator:
         gate, up = given.gate, given.up
         if gate.form != up.form:
             raise ValueError(f"gate is packed as {gate.form}, up as {up.form}; both must have the same form")
@@ -131,7 +131,7 @@ class _Translator:
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.RotateAndStore) -> CpuOperator:
+    def _(self, given: program.RotateAndStore) -> CpuOperator:
         norm = given.norm
         made = CpuOperator(
             kind=_PLACE, source=Rows.HEADS, target=Rows.HEADS, layer=given.layer, cache_group=given.group,
@@ -144,7 +144,7 @@ class _Translator:
         return made
 
     @operator.register
-    def _(self, given: decoder.Attend) -> CpuOperator:
+    def _(self, given: program.Attend) -> CpuOperator:
         rule = given.rule
         return CpuOperator(
             kind=_ATTEND, source=Rows.HEADS, target=Rows.ATTENDED, layer=given.layer, cache_group=given.group,
@@ -153,26 +153,26 @@ class _Translator:
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.Embed) -> CpuOperator:
+    def _(self, given: program.Embed) -> CpuOperator:
         return CpuOperator(kind=_EMBED, target=Rows.STREAM, scale=given.scale, weights=given.table.data_ptr())
 
     @operator.register
-    def _(self, given: decoder.Head) -> CpuOperator:
+    def _(self, given: program.Head) -> CpuOperator:
         width = given.width or given.weights.columns
         return CpuOperator(
             kind=_HEAD, source=Rows.STREAM, layer=given.begin, window=width, **_product_fields(given.weights)
         )
 
     @operator.register
-    def _(self, given: decoder.Gather) -> CpuOperator:
+    def _(self, given: program.Gather) -> CpuOperator:
         return CpuOperator(kind=_GATHER, columns=given.columns, weights=_native(given.sums))
 
     @operator.register
-    def _(self, given: decoder.Choose) -> CpuOperator:
+    def _(self, given: program.Choose) -> CpuOperator:
         return CpuOperator(kind=_CHOOSE, columns=given.vocab_size)
 
     @operator.register
-    def _(self, given: decoder.Mix) -> CpuOperator:
+    def _(self, given: program.Mix) -> CpuOperator:
         routing = given.routing
         return CpuOperator(
             kind=_MIX, source=Rows.PARTS, target=given.target, adds=given.adds, half=routing.rounds,
@@ -181,7 +181,7 @@ class _Translator:
         )  # fmt: skip
 
     @operator.register
-    def _(self, given: decoder.Reduce) -> CpuOperator:
+    def _(self, given: program.Reduce) -> CpuOperator:
         return CpuOperator(
             kind=_REDUCE, source=given.source, target=given.target, adds=given.adds,
             weights=_native(given.sums),
@@ -196,7 +196,7 @@ def _native(sums: RankSums) -> int:
 
 def sums_of(operators: Sequence[Operator]) -> RankSums | None:
     """What the operators sum with; None if they run in one process."""
-    return next((op.sums for op in operators if isinstance(op, decoder.Reduce)), None)
+    return next((op.sums for op in operators if isinstance(op, program.Reduce)), None)
 
 
 def _product_fields(weights: PackedWeights) -> dict[str, int | None]:

@@ -38,7 +38,7 @@ class RankSums(Protocol):
     """Sums over the ranks of a group. All ranks call it equally often, in the same order, with equal sizes."""
 
     in_programs: bool
-    """True if a decoder's program (`decoder.Reduce`) can use it."""
+    """True if a decoder's program (`program.Reduce`) can use it."""
     count: int
     """Sums so far by `all_reduce`."""
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from paged_kernels.decoder import PackedForm, PackedWeights, Stored
 from paged_kernels.host_memory import HostArena
+from paged_kernels.program import PackedForm, PackedWeights, Stored
 from paged_kernels.quantized import MOST_FLOAT8_SCALE, QuantizedWeight, without_nan
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

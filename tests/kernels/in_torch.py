@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 
 from paged_kernels.backend import AttentionBatch, KernelBackend
-from paged_kernels.decoder import Attend, DecoderKernels, Gated, Linear, Norm, Operator, RotateAndStore, Rows
+from paged_kernels.decoder import DecoderKernels
+from paged_kernels.program import Attend, Gated, Linear, Norm, Operator, RotateAndStore, Rows
 from tests.kernels.programs import Cache
 
 ACTIVATIONS = {"silu": functional.silu, "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh")}

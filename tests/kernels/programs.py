@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from paged_kernels.backend import PADDING_SLOT, SCALED_MOST, AttentionBatch, CacheShape
 from paged_kernels.cpu_compiled import CompiledCpuBackend
-from paged_kernels.decoder import DecoderKernels, Linear, Operator, PackedWeights, Program, Rows
+from paged_kernels.decoder import DecoderKernels
+from paged_kernels.program import Linear, Operator, PackedWeights, Program, Rows
 from paged_kernels.quantized import QuantizedWeight, quantized
 
 Spans = Sequence[tuple[int, int, int]]

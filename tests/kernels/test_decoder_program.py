@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from paged_kernels.backend import SCALED_MOST, AttentionRule, CacheShape, written_dtype
-from paged_kernels.decoder import (
+from paged_kernels.decoder import DecodeRows
+from paged_kernels.program import (
     Attend,
     Choose,
-    DecodeRows,
     Embed,
     Gated,
     Head,

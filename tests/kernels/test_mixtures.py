@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from paged_kernels.decoder import Experts, ExpertWeights, Gated, Linear, Mix, Route, Routing, Rows
+from paged_kernels.program import Experts, ExpertWeights, Gated, Linear, Mix, Route, Routing, Rows
 from tests.kernels.in_torch import ACTIVATIONS
 from tests.kernels.programs import Bench, packed, random
 

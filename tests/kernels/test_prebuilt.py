@@ -20,7 +20,7 @@ from paged_kernels.backend import AttentionRule, CacheShape
 from paged_kernels.cpu_builds import BUILDS
 from paged_kernels.cpu_compiled import CompiledCpuBackend
 from paged_kernels.cpu_library import load_library
-from paged_kernels.decoder import Attend, Gated, HeadNorm, Linear, Norm, RotateAndStore, Rows
+from paged_kernels.program import Attend, Gated, HeadNorm, Linear, Norm, RotateAndStore, Rows
 from tests.kernels.programs import Bench, Cache, packed, random
 
 START = """

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from paged_kernels import quantized as quantized_module
-from paged_kernels.decoder import Gated, Linear, Rows
+from paged_kernels.program import Gated, Linear, Rows
 from paged_kernels.quantized import QuantizedWeight, joined, quantized
 from tests.kernels.programs import Bench, packed, random
 

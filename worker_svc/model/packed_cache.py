@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 import paged_kernels
 from paged_kernels.cpu_library import UnusableCache, private_folder
-from paged_kernels.decoder import DecoderKernels, PackedWeights
+from paged_kernels.decoder import DecoderKernels
+from paged_kernels.program import PackedWeights
 from paged_kernels.quantized import FLOAT8, quantized
 from worker_svc.model.checkpoint import Checkpoint
 from worker_svc.model.fused.packed_files import Pack, PackedFiles

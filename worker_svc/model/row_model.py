@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paged_kernels.backend import CacheShape, KernelBackend
-from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps, Head, KeptRows
+from paged_kernels.decoder import DecodeProgram, DecodeRows, DecodeRun, FixedSteps, KeptRows
+from paged_kernels.program import Head
 from paged_kernels.ranks import RankSums
 from worker_svc.adapters.layers import AdapterLayers
 from worker_svc.device.devices import Device

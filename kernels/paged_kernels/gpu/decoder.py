@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from paged_kernels.backend import PADDING_SLOT, SCALED_MOST, AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.decoder import (
+from paged_kernels.decoder import FixedColumns, KeptRows
+from paged_kernels.gpu import row_kernels, token_draws
+from paged_kernels.gpu.products import Products, pack_float8
+from paged_kernels.program import (
     Attend,
     Embed,
-    FixedColumns,
     Gated,
     Gather,
     Head,
-    KeptRows,
     Linear,
     Norm,
     PackedWeights,
@@ -26,8 +27,6 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
-from paged_kernels.gpu import row_kernels, token_draws
-from paged_kernels.gpu.products import Products, pack_float8
 from paged_kernels.quantized import FLOAT8, QuantizedWeight
 
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from paged_kernels.decoder import PackedForm, PackedWeights
 from paged_kernels.gpu.scaled_cache import FLOAT8, floats_of, range_of
+from paged_kernels.program import PackedForm, PackedWeights
 from paged_kernels.quantized import QuantizedWeight, without_nan
 
 _ALIGNMENT = 16

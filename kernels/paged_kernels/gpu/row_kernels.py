@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from paged_kernels.backend import PADDING_SLOT, AttentionBatch, CacheShape
-from paged_kernels.decoder import Activation, Embed, FixedColumns, KeptRows, Norm, RotateAndStore
+from paged_kernels.decoder import FixedColumns, KeptRows
 from paged_kernels.gpu.scaled_cache import (
     PLAIN,
     elements_of,
@@ -19,6 +19,7 @@ from paged_kernels.gpu.scaled_cache import (
     scale_place,
     scales_for,
 )
+from paged_kernels.program import Activation, Embed, Norm, RotateAndStore
 
 _PIECE = 1024
 _HEADS = 8
@@ -39,7 +40,7 @@ def embed_kernel(token_ids, table, out, scale, WIDTH: tl.constexpr, PIECE: tl.co
 def norm_kernel(
     source, target, weight, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, ONE_PLUS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Program i: row i of `target` (+)= the norm of row i of `source`, see `decoder.Norm`."""
+    """Program i: row i of `target` (+)= the norm of row i of `source`, see `program.Norm`."""
     at = tl.arange(0, PADDED)
     held = at < WIDTH
     places = tl.program_id(0).to(tl.int64) * WIDTH + at
@@ -256,7 +257,7 @@ def gated(both: torch.Tensor, activation: Activation) -> torch.Tensor:
 def rotate_and_store(
     op: RotateAndStore, heads: torch.Tensor, num_heads: int, cache: torch.Tensor, batch: AttentionBatch, shape: CacheShape,
 ) -> None:  # fmt: skip
-    """See decoder.RotateAndStore. `heads`: [T, all heads * head_dim]. `cache`: of the layer. Keys stay as they were in `heads`."""
+    """See program.RotateAndStore. `heads`: [T, all heads * head_dim]. `cache`: of the layer. Keys stay as they were in `heads`."""
     head_dim = shape.head_dim
     count = heads.shape[1] // head_dim
     turns, norms = op.cosines is not None, op.norm

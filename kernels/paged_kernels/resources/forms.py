@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape, written_dtype
-from paged_kernels.decoder import Embed, FixedColumns, HeadNorm, KeptRows, Norm, RotateAndStore, Rows
+from paged_kernels.decoder import FixedColumns, KeptRows
 from paged_kernels.gpu import row_kernels, token_draws
 from paged_kernels.gpu.backend import TritonBackend
 from paged_kernels.gpu.products import Products, pack_float8
 from paged_kernels.gpu.tile_plan import Sharing
+from paged_kernels.program import Embed, HeadNorm, Norm, RotateAndStore, Rows
 from paged_kernels.quantized import FLOAT8, QuantizedWeight
 from paged_kernels.resources.launches import Launch, launches
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from paged_kernels.backend import AttentionBatch, AttentionRule, CacheShape
-from paged_kernels.decoder import (
+from paged_kernels.decoder import KeptRows
+from paged_kernels.gpu.backend import make
+from paged_kernels.program import (
     Attend,
     Embed,
     Gated,
     Head,
     HeadNorm,
-    KeptRows,
     Linear,
     Norm,
     Operator,
@@ -23,7 +24,6 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
-from paged_kernels.gpu.backend import make
 from paged_kernels.reference import ReferenceBackend
 from tests.kernels.in_torch import EPS, in_torch
 from tests.kernels.programs import Cache, Spans

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paged_kernels.decoder import Activation
+from paged_kernels.program import Activation
 
 _ROWS = 3
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -12,22 +12,17 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from paged_kernels.backend import SCALED_MOST, AttentionBatch, CacheShape
 from paged_kernels.decoder import (
-    Choose,
     DecodeProgram,
     DecoderKernels,
     DecodeRows,
     DecodeRun,
-    Embed,
     FixedSteps,
-    Gather,
-    Head,
     KeptRows,
     MixtureKernels,
-    PackedWeights,
     PreparedProgram,
-    Program,
 )
 from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.program import Choose, Embed, Gather, Head, PackedWeights, Program
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_groups import CacheGroups

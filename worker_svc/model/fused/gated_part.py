@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paged_kernels.decoder import Activation
+from paged_kernels.program import Activation
 from worker_svc.model.fused.behaviour import ACTIVATIONS, activation_form, gate_form
 from worker_svc.model.fused.packed_linear import PackedLinear
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paged_kernels.decoder import Routing
+from paged_kernels.program import Routing
 from worker_svc.model.fused.gated_part import ExpertParts, GatedPart, expert_parts, gated_part
 from worker_svc.model.fused.packed_linear import PackedLinear
 

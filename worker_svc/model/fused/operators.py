@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from paged_kernels.backend import CacheShape
-from paged_kernels.decoder import (
+from paged_kernels.decoder import DecoderKernels, MixtureKernels
+from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.program import (
     Attend,
-    DecoderKernels,
     Experts,
     Gated,
     HeadNorm,
     Linear,
     Mix,
-    MixtureKernels,
     Norm,
     Operator,
     PackedWeights,
@@ -28,7 +28,6 @@ from paged_kernels.decoder import (
     RotateAndStore,
     Rows,
 )
-from paged_kernels.host_memory import CleanFilePages
 from paged_kernels.ranks import RankSums
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_groups import LayerPlace

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from paged_kernels.decoder import PackedForm, PackedWeights
 from paged_kernels.host_memory import file_bytes
+from paged_kernels.program import PackedForm, PackedWeights
 from worker_svc.model.kept_files import complete_file, keep_newest
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paged_kernels.decoder import DecoderKernels, PackedWeights
+from paged_kernels.decoder import DecoderKernels
 from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.program import PackedWeights
 from paged_kernels.quantized import QuantizedWeight, dense, joined
 from svc_common.errors import ConfigError
 

@@ -3,8 +3,9 @@
 import torch
 from torch import nn
 
-from paged_kernels.decoder import DecoderKernels, ExpertWeights, MixtureKernels, PackedWeights, Route, Rows
+from paged_kernels.decoder import DecoderKernels, MixtureKernels
 from paged_kernels.host_memory import CleanFilePages
+from paged_kernels.program import ExpertWeights, PackedWeights, Route, Rows
 from worker_svc.model.fused.gated_part import ExpertParts
 from worker_svc.model.fused.mixture_parts import MixtureParts, mixture_parts
 from worker_svc.model.fused.packed_linear import WeightOf, packed, plain_weight

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from paged_kernels.decoder import Gather, Head, PackedWeights
+from paged_kernels.program import Gather, Head, PackedWeights
 from paged_kernels.ranks import RankSums
 from worker_svc.model.sharding.shards import Shard, summed_modules
 
