@@ -29,7 +29,7 @@ USABLE = {
 SHARED = {"llguidance": "svc_common/grammars.py"}
 """Imported below both services that need it, so it is in the extra of each."""
 
-INDIRECT = {"accelerate": ("worker_svc/model/loading.py", 'find_spec("accelerate")')}
+INDIRECT = {"accelerate": ("worker_svc/model/weight_choices.py", 'find_spec("accelerate")')}
 """Imported by transformers, where it loads weights onto a device."""
 
 ELSEWHERE = (

@@ -11,8 +11,7 @@ from paged_kernels.registry import make_backend
 from svc_common.errors import ConfigError
 from worker_svc.device.choice import choose_backend, choose_device
 from worker_svc.device.devices import CUDA_DEVICES, HOST, CudaDevice, HostDevice
-from worker_svc.model import device_memory, memory
-from worker_svc.model import loading as model_loading
+from worker_svc.model import device_memory, memory, weight_choices
 from worker_svc.model.input_batch import ModelInput
 from worker_svc.settings import WorkerSettings
 
@@ -122,7 +121,7 @@ def test_peak_of_work_on_a_gpu(monkeypatch):
 
 def test_loading_onto_a_gpu_needs_accelerate(monkeypatch):
     """Said before weights are read, with both ways out."""
-    monkeypatch.setattr(model_loading.importlib.util, "find_spec", lambda name: None)
-    assert model_loading._loaded_onto(HOST) is None
+    monkeypatch.setattr(weight_choices.importlib.util, "find_spec", lambda name: None)
+    assert weight_choices.loaded_onto(HOST) is None
     with pytest.raises(ConfigError, match="pip install accelerate, or use --device cpu"):
-        model_loading._loaded_onto(CudaDevice(0))
+        weight_choices.loaded_onto(CudaDevice(0))
