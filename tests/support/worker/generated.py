@@ -73,6 +73,17 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Ge
     return Generated(tokens.tolist(), logprobs.tolist())
 
 
+def certain(model: PreTrainedModel, prompt: Sequence[int], made: Generated) -> Generated:
+    """What `model` gives in one pass over all tokens too. What is left out hangs on the last bits of a router: where two experts
+    are as good, the model contradicts itself.
+    """
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *made.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    pairs = zip(logits.argmax(-1).tolist(), made.token_ids, strict=True)
+    count = next((place for place, (again, token) in enumerate(pairs) if again != token), len(made.token_ids))
+    return Generated(made.token_ids[:count], made.logprobs[:count])
+
+
 def beams(model: PreTrainedModel, prompt: Sequence[int], rule: BeamRule) -> list[Hypothesis]:
     """`generate(num_beams=width)` for one prompt alone: all hypotheses, best first."""
     ids = torch.tensor([list(prompt)])

@@ -19,6 +19,7 @@ from tests.support.checkpoints import (
     STATE_FAMILIES,
 )
 from tests.support.services.harness import Output, Stack, run_async, stack
+from tests.support.worker import generated
 from tests.support.worker.driver import BLOCK_SIZE, new_engine
 from tests.support.worker.generated import BeamRule
 from tests.worker.engine.families import Family, prompts_of
@@ -30,6 +31,8 @@ _OF_MANY_GROUPS = {"gemma4_text": 140, "mimo_v2_flash": 104}
 # So many sequences of models with states have theirs beside those blocks: two choices, or beams and what they copy.
 _NUM_STATES = 6
 _LENGTHS = (8, 17, 30)
+# What happens hangs on when results come, and machines that run tests are busy.
+_ROUNDS = 5
 _BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
 
 
@@ -90,7 +93,10 @@ class Ask:
             assert scores == pytest.approx([made.score for made in expected], abs=1e-4)
             return
         made = family.greedy(self.prompt, self.num_tokens)
-        assert output.choices == [made.token_ids] * self.num_choices
+        if output.choices != [made.token_ids] * self.num_choices:
+            made = generated.certain(family.reference, self.prompt, made)
+        count = len(made.token_ids)
+        assert [choice[:count] for choice in output.choices] == [made.token_ids] * self.num_choices
         made.check(output.tokens, output.logprobs)
 
 
@@ -169,8 +175,19 @@ def num_blocks(family: Family, serving: Serving) -> int:
 
 
 async def compare(family: Family, serving: Serving, monkeypatch) -> str:
-    """All requests at once against generate; says how much there was."""
-    wanted, in_flight = asks(), watch_overlap(monkeypatch)
+    """All requests at once against generate, again until all has happened that is to happen; says how much there was."""
+    in_flight, seen = watch_overlap(monkeypatch), set[str]()
+    for _ in range(_ROUNDS):
+        size, events = await compare_once(family, serving, in_flight)
+        seen |= events
+        if seen >= serving.shows:
+            return size
+    raise AssertionError(f"missing: {serving.shows - seen}")
+
+
+async def compare_once(family: Family, serving: Serving, in_flight: list[int]) -> tuple[str, set[str]]:
+    """How much there was, and what happened."""
+    wanted, num_before = asks(), len(in_flight)
     settings = {
         "num_blocks": num_blocks(family, serving),
         "max_model_len": 256,
@@ -195,10 +212,11 @@ async def compare(family: Family, serving: Serving, monkeypatch) -> str:
     assert not any(step.error for step in steps)
     events = events_of(steps)
     events |= {"prefix hit"} if any(output.started.cached_prompt_tokens for output in outputs) else set()
-    num_overlapped = sum(count > 1 for count in in_flight)
-    events |= {"overlap"} if num_overlapped > len(in_flight) // 2 else set()
-    assert events >= serving.shows, f"missing: {serving.shows - events}"
-    return f"{family.name}, {serving.name}, {len(wanted)} requests, {len(steps)} steps, {num_overlapped} overlapped"
+    sent = in_flight[num_before:]
+    num_overlapped = sum(count > 1 for count in sent)
+    events |= {"overlap"} if num_overlapped > len(sent) // 2 else set()
+    size = f"{family.name}, {serving.name}, {len(wanted)} requests, {len(steps)} steps, {num_overlapped} overlapped"
+    return size, events
 
 
 @pytest.mark.parametrize("family", [*SAMPLE_FAMILIES, *SAMPLE_STATE_FAMILIES])
