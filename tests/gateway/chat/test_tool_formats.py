@@ -392,7 +392,8 @@ def check_damaged(name: str, rng: random.Random) -> None:
 
 # Names, and values of fields that are no arguments: ids, headers of messages, the type of a parameter.
 _FIELDS = re.compile(
-    r'"(?:type|id|tool_call_id)"\s*:\s*"[^"]*"|string="\s*\w*\s*"|(?:<\|start\|>|<\|channel\|>).*?<\|message\|>', re.DOTALL
+    r'"(?:type|id|tool_call_id)"\s*:\s*"[^"]*"|string="\s*\w*\s*"|(?:<\|start\|>|<\|channel\|>).*?<\|message\|>',
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\+u([0-9a-f]{4})")
 _NAMES = (*TOOLS, "tool_name", "name", "arguments", "parameters")
