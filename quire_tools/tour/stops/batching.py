@@ -15,6 +15,8 @@ from quire_tools.tour.stage import Stage, TourStack
 
 _LENGTHS = {"A": 6, "B": 30, "C": 9, "D": 14, "E": 5, "F": 12, "G": 8, "H": 18}
 _PLACES = 4
+_POLICIES: Mapping[str, tuple[str, ...]] = {"static": (), "quire": ("restraint=null",)}
+"""With their settings: with restraint, a busy machine would compute a prompt in several steps."""
 Steps = Sequence[Step]
 
 
@@ -23,8 +25,10 @@ def _observe(stage: Stage) -> dict[str, Steps]:
     requests = [request(name, 8, length) for name, length in _LENGTHS.items()]
     options = {"max_num_seqs": _PLACES, "scheduler_args": ("--no-overlap",)}
     return {
-        policy: Scenario(requests, TourStack.at_once, {"policy": policy, **options}).observe(stage).steps
-        for policy in ("static", "quire")
+        policy: Scenario(requests, TourStack.at_once, {"policy": policy, "policy_set": keys, **options})
+        .observe(stage)
+        .steps
+        for policy, keys in _POLICIES.items()
     }
 
 
