@@ -45,15 +45,15 @@ def test_start_to_finish_on_a_fake_cuda_device(record_property: Callable[[str, o
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_all_families_and_lives_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
-    """R18, R148, R157, R158: recorded steps of all families, and several random lives, one after the other."""
+def test_recorded_steps_of_all_families(record_property: Callable[[str, object], None]) -> None:
+    """R18: one after the other."""
     report(run_on_fake_cuda(["tests/worker/fake_cuda"], "soak", 2900), 7, record_property)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_the_heavy_ones_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
-    """R18, R123: ranks, float8, draft models, kept rows and every backend of attention."""
+def test_random_lives_on_a_fake_cuda_device(record_property: Callable[[str, object], None]) -> None:
+    """R148, R157, R158: several random lives."""
     report(run_on_fake_cuda(["tests/worker/fake_cuda"], "long", 2900), 1, record_property)
 
 

@@ -73,15 +73,17 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Ge
     return Generated(tokens.tolist(), logprobs.tolist())
 
 
-def certain(model: PreTrainedModel, prompt: Sequence[int], made: Generated) -> Generated:
-    """What `model` gives in one pass over all tokens too. What is left out hangs on the last bits of a router: where two experts
-    are as good, the model contradicts itself.
+def other_answer(model: PreTrainedModel, prompt: Sequence[int], made: Generated) -> list[int]:
+    """Where `model` contradicts itself: what was `made` until then, and the token that one pass over all of it gives instead.
+
+    That happens where two experts are as good for a router: the last bits decide. AssertionError where it does not.
     """
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *made.token_ids]])).logits[0, len(prompt) - 1 : -1]
-    pairs = zip(logits.argmax(-1).tolist(), made.token_ids, strict=True)
-    count = next((place for place, (again, token) in enumerate(pairs) if again != token), len(made.token_ids))
-    return Generated(made.token_ids[:count], made.logprobs[:count])
+    again = logits.argmax(-1).tolist()
+    assert again != made.token_ids, "the model does not contradict itself"
+    place = next(place for place, token in enumerate(made.token_ids) if again[place] != token)
+    return [*made.token_ids[:place], again[place]]
 
 
 def beams(model: PreTrainedModel, prompt: Sequence[int], rule: BeamRule) -> list[Hypothesis]:

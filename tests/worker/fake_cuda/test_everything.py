@@ -109,7 +109,7 @@ def lived(engine: ModelEngine, queue: DeviceQueue, seed: int) -> Scheduler:
     return scheduler
 
 
-@pytest.mark.parametrize("seeds", [[28], pytest.param(range(2, 5), marks=pytest.mark.soak)], ids=["one", "many"])
+@pytest.mark.parametrize("seeds", [[28], pytest.param(range(2, 5), marks=pytest.mark.long)], ids=["one", "many"])
 def test_random_lives(shallow, seeds, record_property):
     """R148, R157, R158: every message is that of the same life on the CPU, whatever is in flight meanwhile."""
     on_cpu = started(shallow, NUM_BLOCKS, NUM_HOST_BLOCKS, **ON_CPU)
