@@ -250,8 +250,13 @@ class CacheRules(Protocol):
     def reset_prefixes(self) -> None:
         """Drop all cached prefixes: the memory was lost, or a client asked for it."""
 
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached prefixes on request. Returns False, and does nothing, while any block is in use."""
+
+def try_reset_prefixes(rules: CacheRules) -> bool:
+    """Drop all cached prefixes on request. Returns False, and does nothing, while any block is in use."""
+    if any(rules.ledger.tables.values()) or any(rules.ledger.host_tables.values()):
+        return False
+    rules.reset_prefixes()
+    return True
 
 
 class DevicePool(CacheRules, Protocol):

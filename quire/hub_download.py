@@ -70,22 +70,20 @@ def _listing(name: str, revision: str | None) -> dict[str, int] | None:
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code < 500:
             raise
-        _say_unreachable(error)
-        return None
+        return _unreachable(error)
     except (OSError, OfflineModeIsEnabled) as error:
-        _say_unreachable(error)
-        return None
+        return _unreachable(error)
     except Exception as error:
         # The library's HTTP client differs between releases, and with it the class of a connection error.
         if not _is_connection_error(error):
             raise
-        _say_unreachable(error)
-        return None
+        return _unreachable(error)
     return {file.rfilename: file.size or 0 for file in model.siblings or ()}
 
 
-def _say_unreachable(error: Exception) -> None:
+def _unreachable(error: Exception) -> dict[str, int] | None:
     _say(f"{constants.ENDPOINT} does not answer ({type(error).__name__}); looking into the cache")
+    return None
 
 
 def _is_connection_error(error: Exception) -> bool:

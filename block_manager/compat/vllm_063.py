@@ -305,13 +305,6 @@ class Vllm063Rules:
         self._blocks.reset()
         self.ledger.cpu.reset_prefixes()
 
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached contents. Returns False, and does nothing, while a block is in use."""
-        if self.ledger.tables or self.ledger.host_tables:
-            return False
-        self.reset_prefixes()
-        return True
-
     # --- internals --------------------------------------------------------------------------------------------------
 
     def _note_chunk(self, sequence: CachedSequence) -> None:

@@ -269,13 +269,6 @@ class Vllm2023Rules:
         self._gpu.reset()
         self._cpu.reset()
 
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached contents. Returns False, and does nothing, while a block is in use."""
-        if self.ledger.tables or self.ledger.host_tables:
-            return False
-        self.reset_prefixes()
-        return True
-
     # --- internals --------------------------------------------------------------------------------------------------
 
     def _num_prompt_blocks(self, sequences: Sequence[CachedSequence]) -> int:

@@ -120,7 +120,3 @@ class NoBlocks:
 
     def reset_prefixes(self) -> None:
         """No-op."""
-
-    def try_reset_prefixes(self) -> bool:
-        """Return True: no block is ever in use."""
-        return True

@@ -241,13 +241,6 @@ class PerRankRules:
         for rules in self._ranks:
             rules.reset_prefixes()
 
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached prefixes of all ranks. Returns False, and does nothing, while a block of any rank is in use."""
-        if self.ledger.tables or self.ledger.host_tables:
-            return False
-        self.reset_prefixes()
-        return True
-
     def _of(self, sequence: CachedSequence) -> RankRules:
         return self._ranks[sequence.lane or 0]
 

@@ -107,13 +107,6 @@ class PoolRules(NoSwap, ABC):
         """Drop all cached prefixes."""
         self._pool.reset_prefixes()
 
-    def try_reset_prefixes(self) -> bool:
-        """Drop all cached prefixes. Returns False, and does nothing, while a block is in use."""
-        if self.ledger.tables or self.ledger.host_tables:
-            return False
-        self.reset_prefixes()
-        return True
-
     # --- needs ------------------------------------------------------------------------------------------------------
 
     def can_admit(

@@ -101,8 +101,7 @@ class Generation:
     @property
     def prompt_token_ids(self) -> list[int]:
         """Token ids of the prompt."""
-        token_ids: list[int] = wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()
-        return token_ids
+        return wire_arrays.unpack(self._request.submit.token_ids, "token_ids").tolist()  # type: ignore[no-any-return]
 
     @property
     def finished(self) -> list[inference_pb2.Finished]:

@@ -31,9 +31,7 @@ class RequestScope:
         """Exit all parts, even if one raises. `error`: the error that ended the request, None = it is complete."""
         if self._parts:
             try:
-                self._parts.pop().__exit__(
-                    type(error) if error else None, error, error.__traceback__ if error else None
-                )
+                self._parts.pop().__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
             finally:
                 self.leave(error)
 

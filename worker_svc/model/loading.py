@@ -28,17 +28,7 @@ from svc_common.errors import ConfigError
 from worker_svc import container
 from worker_svc.device.devices import HOST, Device
 from worker_svc.engine import Progress
-from worker_svc.model import (
-    architecture,
-    attention,
-    bundle,
-    checkpoint,
-    latent,
-    memory,
-    packed_cache,
-    rotary,
-    weight_choices,
-)
+from worker_svc.model import architecture, attention, bundle, checkpoint, latent, memory, packed_cache, rotary
 from worker_svc.model.attention import LayerCall
 from worker_svc.model.cache.cache_engine import CacheEngine
 from worker_svc.model.cache.cache_groups import CacheGroups, groups_of, one_group
@@ -52,6 +42,13 @@ from worker_svc.model.sharding.refusals import refused
 from worker_svc.model.sharding.shards import WHOLE, Shard
 from worker_svc.model.stages.division import StagePart, staged
 from worker_svc.model.states.layout import StateLayout, default_checkpoint_tokens, layout_of
+from worker_svc.model.weight_choices import (
+    chosen_rounding,
+    late_weights,
+    loaded_onto,
+    weight_bytes,
+    with_stored_numbers,
+)
 from worker_svc.ranks.member import ALONE, RankPlace, arithmetic_id
 from worker_svc.sampling import sampler
 from worker_svc.settings import WorkerSettings
@@ -141,17 +138,17 @@ def load(
 
     sums = ranks.sums_with(kernels, device.torch_device)
     fast = decoder_kernels(kernels) if settings.fuse else None
-    dtype = weight_choices.with_stored_numbers(settings, found, dtype, fast)
-    rounded = weight_choices.chosen_rounding(settings, found, dtype, fast)
-    late = weight_choices.late_weights(found, cls, device, dtype, fast)
-    weight_bytes = weight_choices.weight_bytes(found, cls, dtype, late)
-    memory.check_weights(weight_bytes, device.free_bytes(), str(device.torch_device))
+    dtype = with_stored_numbers(settings, found, dtype, fast)
+    rounded = chosen_rounding(settings, found, dtype, fast)
+    late = late_weights(found, cls, device, dtype, fast)
+    num_bytes = weight_bytes(found, cls, dtype, late)
+    memory.check_weights(num_bytes, device.free_bytes(), str(device.torch_device))
     # One rank might find its part, and another not: ranks must take the same steps.
     cache = None if fast is None or ranks.size > 1 else packed_cache.cache_of(found, settings, dtype, fast, os.environ)
 
-    on_weights = _weights_progress(progress, weight_bytes)
+    on_weights = _weights_progress(progress, num_bytes)
     on_weights(0.0)
-    where = weight_choices.loaded_onto(device)
+    where = loaded_onto(device)
     attends = attention.register()
     packs = () if cache is None else cache.find()
     left_out = late or packed_cache.shapes(packs)

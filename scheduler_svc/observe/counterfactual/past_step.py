@@ -63,11 +63,6 @@ class PastStep:
         return snapshot.restore(self._core)
 
 
-def replan(segments: Iterable[RecordingSegment], step: int, values: Mapping[str, Any]) -> list[StepPlan]:
-    """Plan one recorded step with other values; use `PastStep` for several tries of a step."""
-    return PastStep.at(segments, step)(values)
-
-
 def _shortest(segments: list[RecordingSegment], step: int) -> list[RecordingSegment]:
     """The segments from the one with the step on, since its snapshot covers all before."""
     start = max((i for i, segment in enumerate(segments) if segment.first_step <= step), default=0)

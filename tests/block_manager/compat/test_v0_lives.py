@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from block_manager import integrity
-from block_manager.cache_rules import AllocStatus, Pair, PrefixHit
+from block_manager.cache_rules import AllocStatus, Pair, PrefixHit, try_reset_prefixes
 from block_manager.compat.vllm_063 import Vllm063Rules
 from block_manager.compat.vllm_2023 import Vllm2023Rules
 from tests.support.core.sequences import KnownSequence, prompt
@@ -214,7 +214,7 @@ class V0Lives(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         in_use = bool(self.running or self.swapped)
-        assert self.rules.try_reset_prefixes() is not in_use
+        assert try_reset_prefixes(self.rules) is not in_use
         if not in_use:
             assert self.rules.ledger.gpu.counts().cached == 0
 

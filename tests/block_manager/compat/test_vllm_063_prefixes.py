@@ -2,7 +2,7 @@
 
 import pytest
 
-from block_manager.cache_rules import Growth, PrefixHit
+from block_manager.cache_rules import Growth, PrefixHit, try_reset_prefixes
 from block_manager.hashing import HashChain, little_endian
 from tests.block_manager.compat.v0_moves import append, begin, compute, fork
 from tests.block_manager.compat.v0_moves import make_063 as make
@@ -208,10 +208,10 @@ def test_reset_forgets_all_contents() -> None:
     rules = make(caching=True)
     a = prompt("a", range(8))
     begin(rules, a)
-    assert not rules.try_reset_prefixes()
+    assert not try_reset_prefixes(rules)
     assert rules.ledger.gpu.lookup(rules.ledger.gpu.hash_of[0]) == 0
     rules.release(a)
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
     begin(rules, prompt("b", range(8)))
     assert rules.hits == (4, 0)
 

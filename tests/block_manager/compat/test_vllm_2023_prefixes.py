@@ -1,6 +1,6 @@
 """Cache rules of the 2023 manager, by hand: blocks by contents (section 6 of the requirements)."""
 
-from block_manager.cache_rules import Growth, PrefixHit
+from block_manager.cache_rules import Growth, PrefixHit, try_reset_prefixes
 from tests.block_manager.compat.v0_moves import OK, append_each, begin, can_admit, fork
 from tests.block_manager.compat.v0_moves import make_2023 as make
 from tests.support.core.sequences import KnownSequence, prompt
@@ -194,9 +194,9 @@ def test_reset_forgets_all_contents() -> None:
     rules = make(caching=True)
     a = prompt("a", range(8))
     begin(rules, a)
-    assert not rules.try_reset_prefixes()
+    assert not try_reset_prefixes(rules)
     rules.release(a)
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
     begin(rules, prompt("b", range(8)))
     assert rules.hits == (4, 0)
 

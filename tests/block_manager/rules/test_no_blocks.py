@@ -1,7 +1,7 @@
 """The placeholder rules say yes to everything and hold nothing (R34)."""
 
 from block_manager import integrity
-from block_manager.cache_rules import AllocStatus, CacheRules, Growth, PrefixHit
+from block_manager.cache_rules import AllocStatus, CacheRules, Growth, PrefixHit, try_reset_prefixes
 from block_manager.rules.no_blocks import NoBlocks
 from tests.support.core.sequences import prompt
 
@@ -30,7 +30,7 @@ def test_everything_is_possible_and_nothing_is_taken() -> None:
     assert (rules.ledger.tables, rules.ledger.host_tables) == ({}, {"a/0": [], "a/1": []})
     assert rules.can_swap_in([a, b]) is AllocStatus.OK
     assert rules.swap_in([a]) == []
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
     for sequence in (a, b, a):
         rules.release(sequence)
         rules.forget(sequence)

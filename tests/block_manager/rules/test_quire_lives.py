@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from block_manager import integrity
-from block_manager.cache_rules import AllocStatus, Growth, Pair
+from block_manager.cache_rules import AllocStatus, Growth, Pair, try_reset_prefixes
 from block_manager.rules.grouped_rules import GroupedQuireRules
 from block_manager.rules.quire_rules import QuireRules
 from tests.support.core.sequences import KnownSequence, prompt
@@ -251,7 +251,7 @@ class QuireLives(RuleBasedStateMachine):
     @rule()
     def reset_prefixes(self) -> None:
         in_use = self.rules.ledger.report().refs
-        assert self.rules.try_reset_prefixes() == (not in_use)
+        assert try_reset_prefixes(self.rules) == (not in_use)
 
     # --- what must hold ---
 

@@ -1,6 +1,7 @@
 """Cache rules of data-parallel ranks: a pool for each, one account of all."""
 
 from block_manager import integrity
+from block_manager.cache_rules import try_reset_prefixes
 from block_manager.rules.per_rank import PerRankRules
 from block_manager.rules.v1_rules import V1PoolRules
 from tests.support.core.sequences import KnownSequence, go_on, prompt, start
@@ -35,10 +36,10 @@ def test_prefixes_are_known_where_they_are() -> None:
     start(rules, prompt("a/0", range(8), lane=1))
     assert rules.lookup(prompt("b/0", range(8), lane=0)).num_tokens == 0
     assert rules.lookup(prompt("c/0", range(8), lane=1)).num_tokens == 4
-    assert not rules.try_reset_prefixes()
+    assert not try_reset_prefixes(rules)
     rules.release(KnownSequence("a/0", [], lane=1))
     assert rules.lookup(prompt("c/0", range(8), lane=1)).num_tokens == 4
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
     assert rules.lookup(prompt("c/0", range(8), lane=1)).num_tokens == 0
 
 

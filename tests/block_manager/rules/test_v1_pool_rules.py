@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from block_manager import integrity
-from block_manager.cache_rules import AllocStatus, CacheRules, PrefixHit
+from block_manager.cache_rules import AllocStatus, CacheRules, PrefixHit, try_reset_prefixes
 from block_manager.rules.quire_rules import QuireRules
 from block_manager.rules.v1_rules import V1PoolRules
 from tests.support.core.sequences import KnownSequence, fork, go_on, prompt, start
@@ -399,10 +399,10 @@ def test_prefixes_are_forgotten_on_request_only_when_nothing_runs() -> None:
     rules = make()
     a = prompt("a/0", range(9))
     start(rules, a)
-    assert not rules.try_reset_prefixes()
+    assert not try_reset_prefixes(rules)
     rules.release(a)
     assert rules.lookup(a).num_tokens == 8
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
     assert rules.lookup(a) == PrefixHit()
     start(rules, a)
     assert rules.lookup(prompt("b/0", range(9))).num_tokens == 8
@@ -415,9 +415,9 @@ def test_a_block_swapped_to_the_host_is_in_use_too() -> None:
     a = prompt("a/0", range(9))
     start(rules, a)
     rules.swap_out([a])
-    assert not rules.try_reset_prefixes()
+    assert not try_reset_prefixes(rules)
     rules.release(a)
-    assert rules.try_reset_prefixes()
+    assert try_reset_prefixes(rules)
 
 
 def test_blocks_that_all_hold_are_common() -> None:

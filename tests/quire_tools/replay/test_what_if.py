@@ -20,7 +20,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.plan import StepOutcome, StepPlan, StepResult
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.request_rules import StopRules
-from scheduler_svc.observe.counterfactual.past_step import PastStep, replan
+from scheduler_svc.observe.counterfactual.past_step import PastStep
 from scheduler_svc.observe.plan_record import PlanFreezer
 from scheduler_svc.observe.recording import changes, codec
 from scheduler_svc.observe.recording.changes import Change
@@ -86,7 +86,7 @@ def test_just_enough_admits() -> None:
         False,
         False,
     ]
-    assert _admitted(replan(segments, step, {"num_gpu_blocks": 19}))
+    assert _admitted(PastStep.at(segments, step)({"num_gpu_blocks": 19}))
     for extra in (1, 2):
         found = what_if(segments, None, [Change(step, {"num_gpu_blocks": 17 + extra})])
         assert found.from_step == step
