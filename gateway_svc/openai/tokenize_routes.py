@@ -17,7 +17,6 @@ from gateway_svc.http.json_body import Ids, parse_body, refuse
 from gateway_svc.openai.requests.chat_request import ChatCompletionRequest
 from gateway_svc.openai.requests.completion_request import parse_request
 from gateway_svc.openai.requests.roles import settle_roles
-from protos.inference.v1 import inference_pb2 as pb
 
 
 class TokenizeRequest(BaseModel):
@@ -65,8 +64,7 @@ class TextRoutes:
     async def _conversation(self, body: bytes, call: Call) -> Sequence[int]:
         """Tokenise as a chat prompt; fields about the answer have no effect."""
         _, [message] = parse_request(ChatCompletionRequest, body)
-        assert isinstance(message, pb.ChatRequest)
-        await settle_roles(message, call, self._catalog)
+        await settle_roles(message, call, self._catalog)  # type: ignore[arg-type]
         return await self._generator.prompt_token_ids(call, message)
 
     async def tokenizer(self, http: HttpRequest, call: Call, reply: Reply) -> None:

@@ -110,19 +110,14 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     """Owns the server and the spans received. Context manager; thread-safe.
 
     Listens on a free port of 127.0.0.1. Keeps the first `max_spans` spans and counts the others in
-    `num_dropped`. Simulates collector failures: with `fail` set it refuses every export with that status,
-    and between `hang` and `go_on` it answers none. `num_calls` counts all exports received, answered or
-    not.
+    `num_dropped`.
     """
 
     def __init__(self, *, max_spans: int = MAX_SPANS) -> None:
         self._max_spans = max_spans
         self._spans: list[ReceivedSpan] = []
         self._changed = threading.Condition()
-        self._goes_on = threading.Event()
-        self._goes_on.set()
-        self.fail: grpc.StatusCode | None = None
-        self.num_dropped = self.num_calls = 0
+        self.num_dropped = 0
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
         self._server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="otlp-receiver"), options=options)
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -133,19 +128,10 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._goes_on.set()
         self._server.stop(grace=0.2).wait()
 
     def __len__(self) -> int:
         return len(self._spans)
-
-    def hang(self) -> None:
-        """Stop answering exports."""
-        self._goes_on.clear()
-
-    def go_on(self) -> None:
-        """Answer exports again, including those that are waiting."""
-        self._goes_on.set()
 
     @property
     def endpoint(self) -> str:
@@ -170,10 +156,6 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         """TraceService.Export: decode and keep the spans."""
-        self.num_calls += 1
-        self._goes_on.wait()
-        if self.fail is not None:
-            context.abort(self.fail, "told to fail")
         self.take(request)
         return trace_service_pb2.ExportTraceServiceResponse()
 
@@ -217,15 +199,6 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
             trace_id: ReceivedTrace(trace_id, tuple(sorted(spans, key=lambda span: span.start_ns)))
             for trace_id, spans in by_id.items()
         }
-
-    def orphans(self, known_parents: Collection[str] = ()) -> list[ReceivedSpan]:
-        """Spans with a parent that never arrived and is not among `known_parents` (a client's own span ids)."""
-        return [
-            span
-            for trace in self.traces().values()
-            for span in trace.roots
-            if span.parent_id and span.parent_id not in known_parents
-        ]
 
 
 # --- decoding ------------------------------------------------------------------------------------------------------

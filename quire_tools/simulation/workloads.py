@@ -6,8 +6,8 @@ a kind begin with the same prompt.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from quire_tools.simulation.arrivals import Arrival
 from quire_tools.simulation.token_model import EOS, PseudoTokens
@@ -55,22 +55,6 @@ class Workload:
     name: str
     seed: int
     jobs: list[Job] = field(default_factory=list)
-
-    def varied(
-        self,
-        *,
-        priorities: Sequence[int] = (0,),
-        tenants: Sequence[str] = ("",),
-        deadlines_s: Sequence[float | None] = (None,),
-    ) -> "Workload":
-        """The same jobs with priorities, tenants and deadlines drawn by the seed; a conversation keeps its tenant."""
-        rng, jobs = random.Random(f"varied {self.seed}"), []
-        for job in self.jobs:
-            session = job.request_id.rpartition("-")[0] if job.request_id.count("-") > 1 else job.request_id
-            tenant = random.Random(f"{self.seed} {session}").choice(tenants)
-            priority, deadline_after_s = rng.choice(priorities), rng.choice(deadlines_s)
-            jobs.append(replace(job, tenant=tenant, priority=priority, deadline_after_s=deadline_after_s))
-        return replace(self, jobs=jobs)
 
     def arrivals(self) -> list[Arrival]:
         """New requests for one run."""

@@ -11,6 +11,7 @@ import pytest
 
 from quire.local_stack.otlp_receiver import OtlpReceiver, ReceivedTrace
 from svc_common.observability import trace_names as names
+from tests.support.orphans import orphans
 from tests.support.tracing_page import undocumented
 from tests.traces import checks
 from tests.traces.asks import CLIENTS_OWN, Ask, asks
@@ -56,7 +57,7 @@ def _check(wanted: list[Ask], ran: Ran, otlp: OtlpReceiver) -> Counter[str]:
     log, traces, seen = StepIndex(ran[1]), _by_request(otlp), Counter[str]()
     never_came = {ask.request_id for ask in wanted if ask.end == CLIENTS_OWN} - set(traces)
     assert set(traces) == {ask.request_id for ask in wanted} - never_came and not otlp.num_dropped
-    assert otlp.orphans() == []
+    assert orphans(otlp) == []
     for ask in wanted:
         if ask.request_id in traces:
             seen += _check_one(ask, traces[ask.request_id], log)

@@ -1,7 +1,9 @@
 """Spans while the collector is slow, failing or gone: no service waits, memory is bounded, losses are counted (2.4)."""
 
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -22,8 +24,46 @@ _SHUTDOWN_S = 0.3
 _SLACK_S = 1.5
 
 
+class IllReceiver(OtlpReceiver):
+    """Refuses exports with the status `fail`, if it is set; answers none between `hang` and `go_on`. `num_calls`: of all exports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail: grpc.StatusCode | None = None
+        self.num_calls = 0
+        self._goes_on = threading.Event()
+        self.go_on()
+
+    def __exit__(self, *error: Any) -> None:
+        self.go_on()
+        super().__exit__(*error)
+
+    def hang(self) -> None:
+        """Stop answering."""
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        """Answer again, also those that wait."""
+        self._goes_on.set()
+
+    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """As it is told to."""
+        self.num_calls += 1
+        self._goes_on.wait()
+        if self.fail is not None:
+            context.abort(self.fail, "told to fail")
+        return super().Export(request, context)
+
+
 @pytest.fixture
-def sending(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+def otlp() -> Iterator[IllReceiver]:
+    """One that may be made ill."""
+    with IllReceiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def sending(otlp: IllReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[IllReceiver]:
     """Services export to it, with the shortest of timeouts."""
     monkeypatch.setattr(trace_export, "_SHUTDOWN_S", _SHUTDOWN_S)
     with exporting(otlp, monkeypatch, OTEL_EXPORTER_OTLP_TIMEOUT="1", OTEL_BSP_SCHEDULE_DELAY="50"):
@@ -32,7 +72,7 @@ def sending(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Otl
 
 @pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
 def test_spans_go_out_over_http_where_the_variables_say_so(
-    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, variable: str
+    otlp: IllReceiver, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """`http/protobuf`, for all signals or for traces alone: POST /v1/traces."""
     protocols = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", variable: "http/protobuf"}
@@ -46,7 +86,7 @@ def test_spans_go_out_over_http_where_the_variables_say_so(
 
 @pytest.mark.parametrize("protocol", ["http/json", "GRPC", "zipkin"])
 def test_a_protocol_that_is_not_offered_is_refused(
-    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, protocol: str
+    otlp: IllReceiver, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     """With its name and what there is instead."""
     words = f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol} .* use grpc or http/protobuf"
@@ -71,7 +111,7 @@ def test_a_dead_collector_is_one_line_a_minute(caplog: pytest.LogCaptureFixture)
 
 
 def test_what_the_libraries_write_of_each_batch_is_in_that_line(
-    sending: OtlpReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sending: IllReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ten batches that the collector does not accept are one line, with the reason."""
     sending.fail = grpc.StatusCode.INVALID_ARGUMENT
@@ -137,7 +177,7 @@ def test_a_full_queue_leaves_spans_out_and_counts_them(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("illness", ["refuses", "hangs", "is gone"])
 def test_an_ill_collector_costs_spans_alone(
-    sending: OtlpReceiver, illness: str, monkeypatch: pytest.MonkeyPatch
+    sending: IllReceiver, illness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are served as ever; spans that did not arrive are counted; shutting down is bounded."""
     if illness == "refuses":
@@ -165,7 +205,7 @@ def test_an_ill_collector_costs_spans_alone(
     assert gateway.num_dropped_spans == 20 and not sending.spans()
 
 
-def test_what_waits_while_the_collector_is_away_arrives_when_it_is_back(sending: OtlpReceiver) -> None:
+def test_what_waits_while_the_collector_is_away_arrives_when_it_is_back(sending: IllReceiver) -> None:
     """UNAVAILABLE is tried again within the exporter's timeout."""
     service = telemetry.setup("worker")
     sending.hang()

@@ -53,10 +53,8 @@ class CompletionRequest(GenerationFields):
         return list(map(self._message, prompts))
 
     def _message(self, prompt: str | list[int]) -> pb.GenerateRequest:
-        if isinstance(prompt, str):
-            request = pb.GenerateRequest(text=prompt)
-        else:
-            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
+        given = {"text": prompt} if isinstance(prompt, str) else {"token_ids": pb.TokenIds(ids=prompt)}
+        request = pb.GenerateRequest(**given)
         self.fill(request)
         if self.logprobs is not None:
             request.response.logprobs, request.response.num_top_logprobs = True, self.logprobs

@@ -33,8 +33,8 @@ class AgingPriority:
 
     So one class is worth `patience_s` of waiting, and a request with a tight deadline precedes those
     of its class that can wait. The key does not change while a request waits, so its queue stays sorted.
-    Waiting is bounded: no request that arrives more than `longest_overtaking_s` = patience_s * (class +
-    MOST_CLASSES) after another is served before it, whatever the load.
+    Waiting is bounded: no request that arrives more than patience_s * (class + MOST_CLASSES) after another is served
+    before it, whatever the load.
     """
 
     sorts_waiting = True
@@ -51,10 +51,6 @@ class AgingPriority:
             latest = request.deadline - least_service_s(request, self._costs, num_cached_tokens=0)
             start_by = max(min(start_by, latest), request.arrival_time + self._patience_s * (1 - MOST_CLASSES))
         return (start_by, request.arrival_time)
-
-    def longest_overtaking_s(self, request: Request) -> float:
-        """Maximum time by which another request may arrive later than this one and still be served before it."""
-        return self._patience_s * (request.priority_class + MOST_CLASSES)
 
 
 def least_service_s(request: Request, costs: CostBook, *, num_cached_tokens: int) -> float:

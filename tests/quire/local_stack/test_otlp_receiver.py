@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from quire.local_stack.otlp_receiver import OtlpReceiver
 from svc_common.net import rpc
 from svc_common.observability import telemetry
+from tests.support.orphans import orphans
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_spans_of_three_services_form_one_tree(exporting: OtlpReceiver) -> None:
     assert len(traces) == 2, "the step is in a trace of its own"
     assert tree.services == ("quire-gateway", "quire-scheduler", "quire-worker")
     assert [(depth, span.name) for depth, span in tree.walk()] == [(0, "request"), (1, "queue"), (2, "worker.sequence")]
-    assert exporting.orphans() == []
+    assert orphans(exporting) == []
     by_name = {span.name: span for span in spans}
     assert by_name["request"].attributes == {"gen_ai.request.model": "tiny", "ids": (1, 2)}
     assert by_name["request"].kind == "SERVER"
@@ -60,8 +61,8 @@ def test_a_span_whose_parent_never_came_is_an_orphan(exporting: OtlpReceiver) ->
     service.shutdown()
 
     exporting.wait(lambda spans: len(spans) == 1, timeout_s=5)
-    assert [span.name for span in exporting.orphans()] == ["request"]
-    assert exporting.orphans(known_parents={parent}) == []
+    assert [span.name for span in orphans(exporting)] == ["request"]
+    assert orphans(exporting, known_parents={parent}) == []
 
 
 def test_wait_says_what_did_arrive(exporting: OtlpReceiver) -> None:

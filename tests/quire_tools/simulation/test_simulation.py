@@ -1,5 +1,6 @@
 """The simulation itself: its times follow from the cost model, nothing else; it starts from any core; its figures add up."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from quire_tools.simulation.faults import Faults
 from quire_tools.simulation.history import SimulationHistory
 from quire_tools.simulation.simulation import Simulation
 from quire_tools.simulation.token_model import EOS, PseudoTokens
-from quire_tools.simulation.workloads import WORKLOADS
+from quire_tools.simulation.workloads import WORKLOADS, Workload
 from scheduler_svc.core.composition import presets
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.request import Request
@@ -134,11 +135,21 @@ def test_workloads_follow_from_their_seed(name: str) -> None:
     assert all(len(job.prompt) + job.max_tokens < 8_192 and job.num_output_tokens <= job.max_tokens for job in one.jobs)
 
 
+def varied_chat() -> Workload:
+    """Conversations with priorities, tenants and deadlines drawn by the seed; each keeps its tenant, as its turns share blocks."""
+    plain, rng, jobs = WORKLOADS["chat"](3, 80, 10.0), random.Random(3), []
+    for job in plain.jobs:
+        tenant = random.Random(job.request_id.rpartition("-")[0]).choice(("a", "b"))
+        jobs.append(
+            replace(job, tenant=tenant, priority=rng.choice((0, 1, 2)), deadline_after_s=rng.choice((None, 5.0)))
+        )
+    return replace(plain, jobs=jobs)
+
+
 def test_priorities_tenants_and_deadlines() -> None:
-    """Drawn by the seed; all turns of a conversation are of one tenant, as they share blocks."""
-    plain = WORKLOADS["chat"](3, 80, 10.0)
-    varied = plain.varied(priorities=(0, 1, 2), tenants=("a", "b"), deadlines_s=(None, 5.0))
-    assert varied == plain.varied(priorities=(0, 1, 2), tenants=("a", "b"), deadlines_s=(None, 5.0))
+    """They reach the core, and all requests end."""
+    varied = varied_chat()
+    assert varied == varied_chat()
     assert {job.priority for job in varied.jobs} == {0, 1, 2}
     of_session: dict[str, set[str]] = {}
     for job in varied.jobs:

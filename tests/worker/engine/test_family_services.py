@@ -31,7 +31,7 @@ _OF_MANY_GROUPS = {"gemma4_text": 140, "mimo_v2_flash": 104}
 # So many sequences of models with states have theirs beside those blocks: two choices, or beams and what they copy.
 _NUM_STATES = 6
 _LENGTHS = (8, 17, 30)
-# What happens hangs on when results come, and machines that run tests are busy.
+# What happens depends on when results come, and machines that run tests are busy.
 _ROUNDS = 5
 _BEAMS = BeamRule(length_penalty=1.0, early_stopping=False, ends=(EOS_TOKEN_ID,), num_tokens=8)
 

@@ -68,10 +68,6 @@ class PackedLinear(nn.Module):
         """Bytes of weights and bias."""
         return self.weights.num_bytes
 
-    def extra_repr(self) -> str:
-        """Description for torch's `repr`."""
-        return f"{self.in_features}, {self.out_features}, packed, {self.weights.form.stored}"
-
 
 def put_in_place(parent: nn.Module, name: str, module: PackedLinear) -> None:
     """Replace the module `name` of `parent`; its forward hooks go on."""

@@ -46,11 +46,6 @@ class PackedMixture(nn.Module):
         """True if the experts' weights are."""
         return self.weights.gate_up.form.stored != "plain"
 
-    def extra_repr(self) -> str:
-        """Description for torch's `repr`."""
-        routing = self.route.routing
-        return f"{routing.top_k} of {routing.num_experts} experts, packed, {self.weights.gate_up.form.stored}"
-
 
 def packed_mixture(
     parts: MixtureParts, kernels: MixtureKernels, weight_of: WeightOf, pages: CleanFilePages
