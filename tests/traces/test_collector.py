@@ -25,7 +25,7 @@ _SLACK_S = 1.5
 
 
 class IllReceiver(OtlpReceiver):
-    """Refuses exports with the status `fail`, if it is set; answers none between `hang` and `go_on`. `num_calls`: of all exports."""
+    """Refuses exports with the status `fail`, if it is set; answers none between `hang` and `go_on`. `num_calls`: all of them."""
 
     def __init__(self) -> None:
         super().__init__()
